@@ -1,0 +1,32 @@
+"""Drafting inside the engine: a few tokens a decoding step, verified losslessly by vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """Which drafter, how many tokens, and the allowlist's key."""
+
+    method: str = "off"
+    """`off`, `ngram`, `history` (the per-prompt index of earlier rollouts), or any method of vLLM's
+    speculative_config."""
+    num_draft_tokens: int = 4
+    """Most draft tokens per decoding step, k."""
+    window: int = 2
+    """history: epochs of rollouts that the index remembers."""
+    min_match: int = 2
+    """history: shortest matched suffix, in tokens."""
+    min_probability: float = 0.3
+    """history: stop a draft where the count-based probability of its next token falls below this."""
+    max_active: int = 32
+    """history: draft only while at most so many requests are active (a rejected draft costs more, the larger
+    the batch)."""
+    rejection_sample_method: str = "standard"
+    """vLLM's verifier: `standard` and `block` are lossless; anything else needs allow_lossy."""
+    allow_lossy: bool = False
+    """Permit a lossy verifier. Stamped on the run."""
+    speculative_config: dict[str, Any] = field(default_factory=dict)
+    """Further keys of vLLM's speculative_config, passed through."""

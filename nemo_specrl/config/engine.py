@@ -1,0 +1,48 @@
+"""The rollout engine and the law it samples from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """The sampling law: the policy's softmax at a temperature, truncated. Trainer and engine both apply it."""
+
+    temperature: float = 1.0
+    """Logits are divided by this; must be positive (rollouts of RL are sampled)."""
+    top_p: float = 1.0
+    """Nucleus truncation."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 = all. Not with a drafter on vLLM's CPU backend (it crashes there)."""
+    max_new_tokens: int = 256
+    """The response-length limit R, end-of-sequence token included."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """vLLM, in a process of its own that dies with the trainer."""
+
+    max_num_seqs: int = 8
+    """Engine slots: requests decoded at once."""
+    dtype: str = "bf16"
+    """`bf16` or `fp32`."""
+    tensor_parallel: int = 1
+    """The engine's own tensor parallelism."""
+    kv_cache_gib: float = 1.0
+    """KV-cache memory on a CPU, GiB."""
+    gpu_memory_utilization: float = 0.5
+    """Share of the GPU's memory that the engine may take."""
+    enable_prefix_caching: bool = True
+    """Share the KV cache of common prefixes; it is reset at every refit."""
+    enforce_eager: bool = True
+    """No CUDA graphs and no torch.compile: starts fast; turn off for long GPU runs."""
+    threads: int = 0
+    """OpenMP threads of a CPU engine; 0 = all cores."""
+    start_timeout_s: float = 600.0
+    """How long the engine may take to start before that is an error, seconds."""
+    canary_every: int = 10
+    """Steps between log-prob canaries (engine against trainer on the same tokens); 0 = never."""
+    vllm_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vllm.LLM, passed through."""

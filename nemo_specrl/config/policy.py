@@ -1,0 +1,37 @@
+"""The policy that is trained: Megatron-core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Parallel layout, precision and optimizer."""
+
+    tensor_parallel: int = 1
+    """Tensor-parallel ranks, TP."""
+    pipeline_parallel: int = 1
+    """Pipeline-parallel ranks, PP. Data-parallel ranks are what is left of the world size."""
+    dtype: str = "bf16"
+    """Compute precision, `bf16` (with fp32 master weights) or `fp32`."""
+    micro_batch_tokens: int = 4096
+    """Most padded tokens in one micro-batch; rows are sorted by length and packed up to it."""
+    recompute: bool = False
+    """Recompute activations in the backward pass (saves memory, costs a forward)."""
+    lr: float = 1e-6
+    """Peak learning rate."""
+    lr_schedule: str = "constant"
+    """`constant`, `cosine` or `linear`, after the warm-up; the schedules are NeMo's (nemo.core.optim)."""
+    warmup_steps: int = 0
+    """Linear warm-up, in optimizer updates."""
+    min_lr: float = 0.0
+    """Floor of a decaying schedule."""
+    weight_decay: float = 0.0
+    """AdamW weight decay."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW betas."""
+    eps: float = 1e-8
+    """AdamW epsilon."""
+    clip_grad: float = 1.0
+    """Global gradient-norm bound over the model-parallel group; 0 = none."""

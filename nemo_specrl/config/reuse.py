@@ -1,0 +1,30 @@
+"""Reuse of earlier rollouts as speculative prefixes, before the engine (SPEC-RL, arXiv 2509.23232, and ours)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ReuseConfig:
+    """Which acceptance rule, how far it may go, and what is remembered."""
+
+    rule: str = "off"
+    """`off`; `lenient` (SPEC-RL as published; biased); `exact`, `block`, `one_hot` (the policy's law, proved);
+    `full`, `random` (the paper's ablation baselines; biased)."""
+    log_lenience: float | None = None
+    """Natural log of the lenience ell; null = the paper's default for the algorithm (GRPO 0.5, DAPO 0.15).
+    Only for `lenient`."""
+    correction: str = "none"
+    """`none`, or `behaviour`: the loss is told the law mu that leniently accepted tokens really have (ours)."""
+    verifier: str = "policy"
+    """Who computes p on the cached tokens: `policy` (one forward of the trainer; serves the loss as well) or
+    `engine` (prompt log-probs; temperature 1 and no truncation only)."""
+    topk: int = 20
+    """Candidates stored per position for `exact` and `block`, and for `lenient` with a correction."""
+    max_age: int = 2
+    """Drop cached rollouts older than so many epochs."""
+    delay: int = 1
+    """Draft from the rollouts of so many epochs ago (the paper's ablation: 2)."""
+    cache_mib: int = 4096
+    """Bound of the cache in MiB; the oldest rollouts are dropped first."""

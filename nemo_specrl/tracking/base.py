@@ -1,0 +1,37 @@
+"""The Tracker protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+RunStatus: TypeAlias = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+class Tracker(Protocol):
+    """Takes whatever a run wants recorded. After construction no method raises into training."""
+
+    def metrics(self, values: Mapping[str, Any], step: int) -> None:
+        """Numbers of one step, nested mappings allowed. A step that was already logged is not logged again."""
+        ...
+
+    def params(self, values: Mapping[str, Any]) -> None:
+        """The resolved configuration; called at every start, resumes included."""
+        ...
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Facts about the run: versions, job, stamps."""
+        ...
+
+    def artifact(self, path: Path, folder: str = "") -> None:
+        """Copy a small file to the run."""
+        ...
+
+    def table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Sample rows of one step (capped)."""
+        ...
+
+    def close(self, status: RunStatus) -> None:
+        """Flush within a bound and end the run with its true status; may be called twice."""
+        ...
