@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from nemo_specrl.types import FinishReason, FloatArray, IntArray, TopK
+from nemo_specrl.types import FinishReason, FloatArray, IntArray, Rollout, TopK
 
 if TYPE_CHECKING:
     import torch
@@ -93,6 +93,10 @@ class Engine(Protocol):
         """Load the policy's weights (Hugging Face names), reset the prefix cache, stamp `version`.
 
         Raises StaleEngineError when what the engine holds afterwards is not what was sent."""
+        ...
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        """Finished rollouts of this step, for drafters that learn from history; other drafters ignore them."""
         ...
 
     def counters(self) -> SpecCounters:
