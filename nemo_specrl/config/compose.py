@@ -1,0 +1,169 @@
+"""Hydra composition: groups and overrides in, a validated `RunConfig` out. No torch, fast enough for `--help`-like use."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+import nemo_specrl
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.config.validate import validate
+
+CONF_DIR = Path(nemo_specrl.__file__).resolve().parent / "conf"
+CONFIG_NAME = "config"
+SCHEMA_NAME = "run_schema"
+
+
+def register_schema() -> None:
+    """Put the dataclasses into Hydra's store, so that every field exists, is typed and can be overridden.
+
+    OmegaConf makes frozen dataclasses read-only, also while Hydra still merges files into them: thaw the schema here;
+    `to_run_config` gives frozen objects again."""
+    schema = OmegaConf.structured(RunConfig)
+    _thaw(schema)
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=schema)
+
+
+def compose(
+    overrides: Sequence[str] = (), *, config_dir: Path | None = None, config_name: str = CONFIG_NAME
+) -> RunConfig:
+    """The run that these Hydra overrides describe. ValueError, with the nearest valid name, when they don't fit."""
+    return to_run_config(compose_tree(overrides, config_dir=config_dir, config_name=config_name))
+
+
+def compose_tree(
+    overrides: Sequence[str] = (), *, config_dir: Path | None = None, config_name: str = CONFIG_NAME
+) -> DictConfig:
+    """As `compose`, before the conversion to dataclasses."""
+    register_schema()
+    GlobalHydra.instance().clear()
+    folder = (config_dir or CONF_DIR).resolve()
+    if not folder.is_dir():
+        raise ValueError(f"no configuration folder {folder}: give an existing one with --config-path")
+    try:
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            return hydra_compose(config_name, overrides=[open_dict_override(o) for o in overrides])
+    except (ConfigCompositionException, MissingConfigException, OverrideParseException) as error:
+        raise ValueError(explain(error, overrides)) from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(str(error)) from error
+
+
+def to_run_config(tree: DictConfig) -> RunConfig:
+    """Frozen dataclasses from a composed tree, validated across fields."""
+    if missing := sorted(OmegaConf.missing_keys(tree)):
+        raise ValueError(f"no value for {', '.join(missing)}: give {missing[0]}=...")
+    try:
+        run = OmegaConf.to_object(tree)
+    except OmegaConfBaseException as error:
+        raise ValueError(str(error)) from error
+    assert isinstance(run, RunConfig)
+    run = _with_tuples(run)
+    validate(run)
+    return run
+
+
+def resolved(run: RunConfig) -> dict[str, Any]:
+    """The run as plain nested data, as it is dumped beside the run and can be loaded again."""
+    return dataclasses.asdict(run)
+
+
+def load_resolved(values: dict[str, Any]) -> RunConfig:
+    """The run that `resolved` dumped."""
+    schema = OmegaConf.structured(RunConfig)
+    _thaw(schema)
+    try:
+        return to_run_config(typing.cast(DictConfig, OmegaConf.merge(schema, OmegaConf.create(values))))
+    except OmegaConfBaseException as error:
+        raise ValueError(f"not a configuration of this version of nemo-specrl: {error}") from error
+
+
+def keys(cls: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
+    """Every (dotted key, field, owning dataclass) of the schema, in order."""
+    hints = typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        name = f"{prefix}{item.name}"
+        if dataclasses.is_dataclass(hints[item.name]):
+            yield from keys(hints[item.name], f"{name}.")
+        else:
+            yield name, item, cls
+
+
+def open_dict_override(override: str) -> str:
+    """`a.b.new=1` -> `++a.b.new=1` where a.b is declared as an open dict; everything else unchanged."""
+    for name, item, _ in keys():
+        if str(item.type).startswith("dict[") and override.startswith(f"{name}."):
+            return f"++{override}"
+    return override
+
+
+def groups() -> dict[str, list[str]]:
+    """The shipped configuration groups and their options."""
+    return {
+        folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+        for folder in sorted(CONF_DIR.iterdir())
+        if folder.is_dir()
+    }
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> str:
+    """Hydra's message, with the nearest valid key or option where a name was not found."""
+    text = str(error)
+    cause = error.__cause__
+    if cause is not None and str(cause) not in text:
+        text = f"{text}: {cause}"
+    if key := re.search(r"Could not override '([^']+)'", text):
+        return f"unknown key '{key[1]}'. {did_you_mean(key[1], [*(name for name, _, _ in keys()), *groups()])}"
+    if option := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
+        known = groups().get(option[1], [])
+        return f"no option '{option[2]}' in group '{option[1]}'. {did_you_mean(option[2], known)}"
+    if group := re.search(r"Could not override '([^']+)'|No match in the defaults list", text):
+        return f"{text.splitlines()[0]} Groups: {', '.join(groups())} ({group[0]})"
+    if isinstance(error, OverrideParseException):
+        return f"cannot read the override(s) {' '.join(overrides)}: {text.splitlines()[0]} Write key=value or group=option."
+    return text
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A hint: near names first, else the whole list."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    leaf = name.rsplit(".", 1)[-1]
+    near += [key for key in known if key.rsplit(".", 1)[-1] == leaf and key not in near]
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    section = [key for key in known if key.split(".")[0] == name.split(".")[0]]
+    return f"Known: {', '.join(section or known)}"
+
+
+def _thaw(node: DictConfig) -> None:
+    node._set_flag("readonly", None)
+    for key in node:
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            _thaw(child)
+
+
+def _with_tuples(value: Any) -> Any:
+    """OmegaConf gives lists for tuple fields: make them tuples again, all the way down."""
+    hints = typing.get_type_hints(type(value))
+    changes = {}
+    for item in dataclasses.fields(value):
+        inner = getattr(value, item.name)
+        if dataclasses.is_dataclass(inner):
+            changes[item.name] = _with_tuples(inner)
+        elif isinstance(inner, list) and typing.get_origin(hints[item.name]) is tuple:
+            changes[item.name] = tuple(inner)
+    return dataclasses.replace(value, **changes)
