@@ -1,0 +1,7 @@
+"""Pretrained models: a `ModelConfig` becomes a checked local Hugging Face folder and its tokenizer."""
+
+from nemo_specrl.models.folder import ModelFolder, model_digest
+from nemo_specrl.models.resolve import resolve_model
+from nemo_specrl.models.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["ModelFolder", "Tokenizer", "load_tokenizer", "model_digest", "resolve_model"]
