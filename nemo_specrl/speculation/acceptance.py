@@ -1,0 +1,253 @@
+"""Which draft tokens are kept, and what is drawn where the first one is not: one small rule per class, pure numpy.
+
+Notation (ALGORITHMS of SPEC-RL, section 1): at a position, p is the policy's sampling law, q the law that the draft
+token y was drawn from, S the K token ids whose q is stored. Everything outside S is one extra symbol with q-mass
+1 - q(S) and p-mass 0, so that p and q are ordinary distributions again and a draft token outside S has p/q = 0. That
+view of truncated storage is ours; it makes the chain and block rules exact with any S.
+
+Shapes: t consecutive positions, K stored candidates, V vocabulary. All arrays are float64 probabilities, so that the
+proofs by enumeration (tests/speculation) reach 1e-12 on the code that runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Probs: TypeAlias = NDArray[np.float64]
+Ids: TypeAlias = NDArray[np.integer]
+
+DEFAULT_LOG_LENIENCE = {"grpo": 0.5, "ppo": 0.3, "dapo": 0.15}
+"""SPEC-RL's defaults of log(ell) per algorithm (arXiv 2509.23232)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a verification pass knows of t draft positions."""
+
+    p: Probs
+    """[t] p(y)."""
+    q: Probs
+    """[t] q(y); 0 where S is stored and y lies outside it."""
+    p_top: Probs
+    """[t, K] p on S; 0 at unused entries."""
+    q_top: Probs
+    """[t, K] q on S; 0 at unused entries. K = 0: only q(y) was stored."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether S is stored."""
+        return self.q_top.size > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """The law scale * p + bump_S that a token really has after a rule that does not give p."""
+
+    scale: Probs
+    """[t]"""
+    bump: Probs
+    """[t, K] what is added on S."""
+    at_draft: Probs
+    """[t] the law of the draft token itself."""
+
+
+class Rule:
+    """A chain rule: draft tokens are tested in order and the first failure ends the draft.
+
+    A subclass states its law, whether that is the policy's (`exact`) and whether it needs S (`needs_topk`)."""
+
+    exact: ClassVar[bool]
+    needs_topk: ClassVar[bool] = False
+    verifies: ClassVar[bool] = True
+    """False: the rule never looks at p; see `cut`."""
+    longest: ClassVar[bool] = False
+    """False: test i passes = token i is kept, and the first failure ends the draft. True: test i passes = the first
+    i tokens may be kept, and the last pass counts."""
+
+    def weights(self, e: Evidence, before: float = 1.0) -> Probs:
+        """[t + 1] weight of the draft before each position and after the last; 1 for chain rules."""
+        return np.ones(len(e.p) + 1)
+
+    def test(self, e: Evidence, weights: Probs) -> Probs:
+        """[t] probability that each position's test passes, given `weights[:t]`."""
+        raise AssertionError(f"{type(self).__name__} tests nothing")
+
+    def final(self, weight: float) -> float:
+        """Probability that a draft whose tests are over is kept whole."""
+        return 1.0
+
+    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+        """[V] unnormalised law of the token that replaces `draft`; p [V], ids [K] and q [K] of S at that position."""
+        return p
+
+    def law(self, e: Evidence) -> Law | None:
+        """The law of each position while the draft is alive (the first rejected one included); None = p."""
+        return None
+
+    def cut(self, length: int, u: float) -> int:
+        """How many of `length` tokens a rule that verifies nothing keeps; `u` is uniform in [0, 1)."""
+        raise AssertionError(f"{type(self).__name__} has to verify")
+
+
+@dataclass(frozen=True)
+class Lenient(Rule):
+    """SPEC-RL as published: accept with min(1, ell * p/q), continue from p.
+
+    Law, with S stored: mu = min(q, ell*p) on S + (1 - sum_S min(q, ell*p)) * p; tokens outside S are rejected. Not
+    exact, not even at ell = 1. Without S (the published rule: any y is tested by its own q) the sum is not known and
+    is replaced by its one-sample estimate a = min(1, ell * p(y)/q(y)): mu(y) ~ a*q(y) + (1 - a)*p(y), so that a
+    token that was forgiven keeps the q that it was forgiven against, and lenience does not compound."""
+
+    lenience: float = 1.0
+    """ell, positive."""
+    exact: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.lenience > 0:
+            raise ValueError(f"lenience must be positive, not {self.lenience}; set reuse.log_lenience to a number")
+
+    def test(self, e: Evidence, weights: Probs) -> Probs:
+        return _ratio(self.lenience * e.p, e.q)
+
+    def law(self, e: Evidence) -> Law:
+        if not e.truncated:
+            accept = self.test(e, self.weights(e))
+            return Law(1.0 - accept, e.q_top, accept * e.q + (1.0 - accept) * e.p)
+        bump = np.minimum(e.q_top, self.lenience * e.p_top)
+        scale = np.maximum(1.0 - bump.sum(-1), 0.0)
+        return Law(scale, bump, np.minimum(e.q, self.lenience * e.p) + scale * e.p)
+
+
+@dataclass(frozen=True)
+class Exact(Rule):
+    """Speculative sampling (Leviathan et al. 2023; Chen et al. 2023): accept with min(1, p/q), else draw from
+    norm(p - min(p, q)). Law: p, for a draft independent of the target and fresh u. Mean acceptance 1 - TV(p, q)."""
+
+    exact: ClassVar[bool] = True
+    needs_topk: ClassVar[bool] = True
+
+    def test(self, e: Evidence, weights: Probs) -> Probs:
+        return _ratio(e.p, e.q)
+
+    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+        return _minus_draft_law(p, ids, q)
+
+
+@dataclass(frozen=True)
+class OneHot(Rule):
+    """Accept with p(y), else draw from p without y. Law: p, for any draft however chosen. Mean acceptance sum p*q."""
+
+    exact: ClassVar[bool] = True
+
+    def test(self, e: Evidence, weights: Probs) -> Probs:
+        return e.p.copy()
+
+    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+        rest = p.copy()
+        if 0 <= draft < len(rest):
+            rest[draft] = 0.0
+        return rest
+
+
+@dataclass(frozen=True)
+class Block(Rule):
+    """Block verification (Sun et al. 2024, arXiv 2403.10444): prefixes are tested jointly and the longest passing one
+    is kept. Law: p. Keeps at least as many tokens as `exact` on average.
+
+    With w the running min(1, w * p/q) of the prefix and r = sum (w*p - q)+ at the next position, a prefix passes with
+    probability r / (r + 1 - w); the whole draft with w. Past the end of a sequence p = q, so the end-of-sequence
+    token closes the block."""
+
+    exact: ClassVar[bool] = True
+    needs_topk: ClassVar[bool] = True
+    longest: ClassVar[bool] = True
+
+    def weights(self, e: Evidence, before: float = 1.0) -> Probs:
+        # X' = min(X + s, 0) in logs is a walk reflected at 0, hence X = walk - running maximum (Lindley).
+        with np.errstate(divide="ignore", invalid="ignore"):
+            steps = np.where(e.q > 0, np.log(e.p) - np.log(e.q), -np.inf)
+            start = np.log(before)
+        walk = np.concatenate([[start], start + np.cumsum(steps)])
+        ceiling = np.maximum(np.maximum.accumulate(walk), 0.0)
+        return np.asarray(np.exp(walk - ceiling), dtype=np.float64)
+
+    def test(self, e: Evidence, weights: Probs) -> Probs:
+        w = weights[: len(e.p)]
+        inside = np.maximum(w[:, None] * e.p_top - e.q_top, 0.0).sum(-1)
+        rest = inside + w * np.maximum(1.0 - e.p_top.sum(-1), 0.0)
+        # r = 0 with w = 1 means p = q and nothing is left to correct: the prefix may be kept.
+        return np.where(w >= 1.0, 1.0, rest / np.where(w >= 1.0, 1.0, rest + 1.0 - w))
+
+    def final(self, weight: float) -> float:
+        return weight
+
+    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+        return _minus_draft_law(weight * p, ids, q)
+
+
+@dataclass(frozen=True)
+class Full(Rule):
+    """SPEC-RL's ablation `full reuse` (ell = inf): everything is kept, its law is the old one. Not exact."""
+
+    exact: ClassVar[bool] = False
+    verifies: ClassVar[bool] = False
+
+    def cut(self, length: int, u: float) -> int:
+        return length
+
+
+@dataclass(frozen=True)
+class Random(Rule):
+    """SPEC-RL's ablation `random reuse`: cut at a uniform position. Kept tokens have their old law. Not exact."""
+
+    exact: ClassVar[bool] = False
+    verifies: ClassVar[bool] = False
+
+    def cut(self, length: int, u: float) -> int:
+        return int(u * (length + 1))
+
+
+RULES: dict[str, Callable[[float], Rule]] = {
+    "lenient": lambda log_lenience: Lenient(math.exp(log_lenience)),
+    "exact": lambda _: Exact(),
+    "one_hot": lambda _: OneHot(),
+    "block": lambda _: Block(),
+    "full": lambda _: Full(),
+    "random": lambda _: Random(),
+}
+"""name -> rule, given log(ell)."""
+
+
+def make_rule(name: str, log_lenience: float = 0.0) -> Rule:
+    """The named rule; `log_lenience` is read by `lenient` only. ValueError for an unknown name."""
+    if name not in RULES:
+        raise ValueError(f"unknown reuse.rule {name!r}; choose one of {', '.join(['off', *RULES])}")
+    return RULES[name](log_lenience)
+
+
+def draw(weights: Probs, u: float) -> int:
+    """The index that uniform `u` in [0, 1) picks from unnormalised `weights` [V], by inverse CDF; -1 if all are 0."""
+    total = np.cumsum(weights)
+    if not total[-1] > 0:
+        return -1
+    # side="right" never lands on a zero weight; the bound guards u * total rounding up to total.
+    return min(int(np.searchsorted(total, u * total[-1], side="right")), int(np.flatnonzero(weights)[-1]))
+
+
+def _ratio(numerator: Probs, q: Probs) -> Probs:
+    """min(1, numerator / q), and 0 where q = 0: what q cannot have drawn is never accepted."""
+    return np.where(q > 0, np.minimum(numerator / np.where(q > 0, q, 1.0), 1.0), 0.0)
+
+
+def _minus_draft_law(p: Probs, ids: Ids, q: Probs) -> Probs:
+    """(p - q)+ with q on S only."""
+    rest = p.copy()
+    inside = (ids >= 0) & (ids < len(p))
+    rest[ids[inside]] = np.maximum(rest[ids[inside]] - q[inside], 0.0)
+    return rest
