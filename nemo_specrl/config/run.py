@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nemo_specrl.config.algorithm import AlgorithmConfig
+from nemo_specrl.config.bench import BenchConfig
 from nemo_specrl.config.cluster import ClusterConfig
 from nemo_specrl.config.data import DataConfig
 from nemo_specrl.config.drafter import DrafterConfig
@@ -54,3 +55,5 @@ class RunConfig:
     """Slurm."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The loop."""
+    bench: BenchConfig = field(default_factory=BenchConfig)
+    """Comparison of arms."""

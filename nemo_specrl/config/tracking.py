@@ -15,7 +15,20 @@ class TrackingConfig:
     """Tracking URI; null = MLFLOW_TRACKING_URI if set, else sqlite:///<output_dir>/../mlflow.db."""
     experiment: str = "nemo-specrl"
     """MLflow experiment."""
+    sweep: str | None = None
+    """Name of a parent run that this run hangs under (one child per arm and seed); null = no parent."""
     required: bool = False
     """Fail at start-up when the server cannot be reached; otherwise training goes on and the spool is replayed."""
+    flush_timeout_s: float = 30.0
+    """The longest that the end of a run waits for MLflow, seconds; what is left is sent at the next start."""
+    system_metrics_every_s: float = 15.0
+    """Seconds between samples of CPU, memory, network and GPU on each node; 0 = none."""
     sample_rollouts: int = 8
     """Rollouts per step written to the sample table."""
+
+    def __post_init__(self) -> None:
+        if self.flush_timeout_s < 0 or self.system_metrics_every_s < 0 or self.sample_rollouts < 0:
+            raise ValueError(
+                "tracking.flush_timeout_s, tracking.system_metrics_every_s and tracking.sample_rollouts "
+                "must not be negative; 0 turns each off"
+            )

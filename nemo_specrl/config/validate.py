@@ -17,7 +17,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "policy.dtype": ("bf16", "fp32"),
     "policy.lr_schedule": ("constant", "cosine", "linear"),
     "engine.dtype": ("bf16", "fp32"),
-    "trainer.name": ("local",),
+    "trainer.name": ("local", "nemo_rl"),
 }
 AT_LEAST: dict[str, float] = {
     "model.max_length": 2,
@@ -53,6 +53,8 @@ AT_LEAST: dict[str, float] = {
     "trainer.val_every": 0,
     "trainer.checkpoint_every": 0,
     "trainer.keep_checkpoints": 2,
+    "bench.repeats": 1,
+    "bench.from_epoch": 1,
 }
 DEFAULT_LOG_LENIENCE = {"grpo": 0.5, "dapo": 0.15}
 """SPEC-RL's default ell = e^x per algorithm (arXiv 2509.23232)."""

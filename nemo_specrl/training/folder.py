@@ -1,0 +1,79 @@
+"""The run's output folder: one run each, one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nemo_specrl.config.compose import resolved
+from nemo_specrl.config.run import RunConfig
+
+RUN_FILE = "run.json"
+IDENTITY = (
+    "seed", "model.path", "model.revision", "model.tokenizer", "model.max_length", "data", "reward.name", "algorithm",
+    "sampling", "reuse.rule", "reuse.log_lenience", "reuse.correction", "policy.dtype", "policy.tensor_parallel",
+    "policy.pipeline_parallel",
+)  # fmt: skip
+"""What makes it the same run: a resumed run may change anything else (length, tracking, engine size, cluster)."""
+
+
+@contextmanager
+def claim(run: RunConfig, *, folder: Path, resume: bool) -> Iterator[bool]:
+    """Take the folder for this run; yields whether an earlier attempt is being continued.
+
+    Raises ValueError when the folder belongs to another run, is in use, or is occupied and `resume` is off."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "a+")  # noqa: SIM115 - held open for as long as the run lasts
+    except OSError as error:
+        raise ValueError(f"cannot write to output_dir={folder}: {error.strerror}; choose another output_dir") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ValueError(
+                f"output_dir={folder} is in use by another process: wait for it, stop it, or choose another output_dir"
+            ) from error
+        known = folder / RUN_FILE
+        continued = known.exists()
+        if continued:
+            if not resume:
+                raise ValueError(
+                    f"output_dir={folder} holds a run already: choose another output_dir, or trainer.resume=true to go on"
+                )
+            check_same_run(json.loads(known.read_text()), resolved(run), folder)
+        elif (folder / "checkpoints").exists():
+            raise ValueError(f"output_dir={folder} has checkpoints but no {RUN_FILE}: choose another output_dir")
+        _write_json(known, resolved(run))
+        yield continued
+
+
+def check_same_run(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """ValueError that lists what differs between the run in the folder and this one."""
+    differences = []
+    for key in IDENTITY:
+        old, new = _get(before, key), _get(now, key)
+        if json.loads(json.dumps(new)) != old:
+            differences.append(f"{key}: {old} there, {new} now")
+    if differences:
+        raise ValueError(
+            f"output_dir={folder} belongs to another run ({'; '.join(differences)}): choose another output_dir, or "
+            "give the same configuration to continue it"
+        )
+
+
+def _get(values: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        values = values.get(part, {})
+    return values
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(values, indent=1))
+    os.replace(temporary, path)

@@ -1,0 +1,117 @@
+"""The training loop: prepare, then step after step, with checkpoints, validation, canaries and a way out."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.training import checkpoint
+from nemo_specrl.training.evaluate import validate_policy
+from nemo_specrl.training.gate import check_canary, run_gate
+from nemo_specrl.training.parts import Parts, build
+from nemo_specrl.training.plan import StepPlan, plan_steps
+from nemo_specrl.training.ranks import broadcast, is_main
+from nemo_specrl.training.refit import refit
+from nemo_specrl.training.samples import sample_rows
+from nemo_specrl.training.signals import StopSignal, agree
+from nemo_specrl.training.step import StepResult, run_step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the run ended."""
+
+    steps: int
+    """Steps that are done, over all attempts."""
+    total: int
+    """Steps of the whole run."""
+    stopped: str | None
+    """Why it ended early: a signal, the walltime; None = it ran to its end."""
+    seconds: float
+    """Of this attempt."""
+
+
+def train(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) -> Outcome:
+    """Train until the end of the plan or until a stop is asked for. Collective over torchrun's ranks."""
+    start = time.perf_counter()
+    with build(run, folder, resumed=resumed) as parts:
+        plans = plan_steps(run, len(parts.prompts))
+        done = restore(parts, folder / "checkpoints")
+        if done < len(plans):
+            refit(parts)
+            run_gate(parts, step=done)
+        stopped = None
+        saved = done
+        for plan in plans[done:]:
+            with parts.progress.step(plan, len(plans)):
+                result = run_step(parts, plan)
+                done = plan.step
+                extra = after_step(parts, plan)
+                stopped = agree(signal.stop_requested())
+                last = stopped is not None or plan.step == len(plans)
+                every = run.trainer.checkpoint_every
+                if last or (every and plan.step % every == 0):
+                    save_s = save(parts, folder / "checkpoints", plan)
+                    saved = plan.step
+                    extra |= {"time/save_s": save_s}
+                log_step(parts, plan, result, extra)
+            if stopped:
+                break
+        assert saved == done
+        return Outcome(done, len(plans), stopped, time.perf_counter() - start)
+
+
+def after_step(parts: Parts, plan: StepPlan) -> dict[str, float]:
+    """Validation and canary, where they are due."""
+    run = parts.run
+    metrics: dict[str, float] = {}
+    if run.trainer.val_every and plan.step % run.trainer.val_every == 0:
+        metrics |= validate_policy(parts, plan.step)
+    return metrics
+
+
+def log_step(parts: Parts, plan: StepPlan, result: StepResult, extra: dict[str, float]) -> None:
+    """Everything that is recorded of a step, once."""
+    if not is_main():
+        return
+    metrics: dict[str, Any] = result.metrics | extra
+    parts.tracker.metrics(metrics, plan.step)
+    parts.tracker.table("rollouts", sample_rows(parts, result), plan.step)
+    parts.progress.done(plan, metrics)
+
+
+def save(parts: Parts, root: Path, plan: StepPlan) -> float:
+    """Publish a checkpoint of everything that the next step depends on; seconds. Collective."""
+    start = time.perf_counter()
+    parts.progress.phase("checkpoint")
+
+    def write(folder: Path) -> None:
+        policy_folder = folder / "policy"
+        policy_folder.mkdir(exist_ok=True)
+        parts.policy.save(policy_folder)
+        if is_main():
+            parts.cache.save(folder / "cache")
+
+    state = {"step": plan.step, "epoch": plan.epoch, "policy_version": parts.policy.version, "model": parts.model.digest}
+    checkpoint.publish(root, plan.step, write, state, keep=parts.run.trainer.keep_checkpoints)
+    return time.perf_counter() - start
+
+
+def restore(parts: Parts, root: Path) -> int:
+    """Load the newest complete checkpoint; returns its step (0 = there is none). Collective."""
+    found = checkpoint.newest(root)
+    if found is None:
+        return 0
+    if found.state["model"] != parts.model.digest:
+        raise ValueError(
+            f"{found.folder} was trained from another model than {parts.run.model.path}: choose another output_dir"
+        )
+    parts.policy.load(found.folder / "policy")
+    if is_main():
+        parts.cache.load(found.folder / "cache")
+        parts.observe(parts.cache.rollouts())
+    step: int = broadcast(found.step)
+    return step

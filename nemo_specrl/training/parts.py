@@ -1,0 +1,121 @@
+"""What a run is made of, built in the order in which mistakes are cheapest, and taken down in reverse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.data import load_prompts, split_validation
+from nemo_specrl.models import ModelFolder, Tokenizer, load_tokenizer, model_digest, resolve_model
+from nemo_specrl.policy.megatron import MegatronPolicy
+from nemo_specrl.rewards import RewardScorer, create_reward
+from nemo_specrl.rollout.engine import Engine
+from nemo_specrl.rollout.generator import RolloutGenerator
+from nemo_specrl.rollout.vllm.engine import VllmEngine
+from nemo_specrl.speculation.cache import RolloutCache
+from nemo_specrl.tracking import Tracker, create_tracker
+from nemo_specrl.training.plan import plan_steps
+from nemo_specrl.training.progress import Progress
+from nemo_specrl.training.ranks import broadcast, is_main
+from nemo_specrl.types import IntArray, Prompt, Rollout
+
+
+@dataclass
+class Parts:
+    """The parts of a run. Engine, cache contents, reward and tracker live on rank 0 only."""
+
+    run: RunConfig
+    folder: Path
+    model: ModelFolder
+    model_digest: str
+    tokenizer: Tokenizer
+    prompts: list[Prompt]
+    """Trained on."""
+    validation: list[Prompt]
+    """Held out."""
+    policy: MegatronPolicy
+    engine: Engine | None
+    generator: RolloutGenerator
+    cache: RolloutCache
+    reward: RewardScorer | None
+    tracker: Tracker
+    progress: Progress
+
+    def decode(self, token_ids: IntArray) -> str:
+        """Response text without special tokens. Ids above the tokenizer's range, which base models do sample, are
+        dropped: they have no text."""
+        known = [int(i) for i in token_ids if i < len(self.tokenizer)]
+        return self.tokenizer.decode(known, skip_special_tokens=True)
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        """Let a drafter in the engine learn from finished rollouts."""
+        if self.engine is not None and self.run.drafter.method != "off":
+            self.engine.observe(rollouts)
+
+
+@contextmanager
+def build(run: RunConfig, folder: Path, *, resumed: bool) -> Iterator[Parts]:
+    """All parts of a run; closed in reverse order, whatever happens. Collective over ranks.
+
+    The tracker is closed with the run's true status: FINISHED, FAILED (an exception) or KILLED (Ctrl-C)."""
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress(enabled=is_main()))
+        progress.phase("model")
+        if is_main():  # one process converts or downloads, the others find it done
+            resolve_model(run.model)
+        broadcast(None)
+        model = resolve_model(run.model)
+        digest = model_digest(model.path)
+        tokenizer = load_tokenizer(model)
+        progress.phase("data")
+        prompts = load_prompts(run.data, tokenizer, run.model.max_length, run.sampling.max_new_tokens)
+        held_out = run.trainer.val_prompts if run.trainer.val_every else 0
+        prompts, validation = split_validation(prompts, held_out)
+        tracker = create_tracker(run, folder, resumed=resumed, enabled=is_main())
+        stack.push(_close_tracker(tracker))
+        reward = stack.enter_context(create_reward(run.reward)) if is_main() else None
+        progress.phase("policy")
+        updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
+        policy = MegatronPolicy(model.path, run.policy, run.sampling, seed=run.seed, total_updates=updates)
+        if run.algorithm.kl_coef > 0:
+            policy.snapshot_reference()
+        engine: Engine | None = None
+        if is_main():
+            progress.phase("engine")
+            engine = VllmEngine(
+                model.path,
+                run.engine,
+                run.sampling,
+                run.drafter,
+                max_length=run.model.max_length,
+                seed=run.seed,
+                eos_token_ids=model.eos_token_ids,
+                log_file=folder / "engine.log",
+            )
+            stack.callback(engine.close)
+        cache = RolloutCache(run.reuse)
+        generator = RolloutGenerator(
+            run, policy, engine, cache, eos_token_ids=model.eos_token_ids, on_progress=progress.advance_to
+        )
+        yield Parts(
+            run=run, folder=folder, model=model, model_digest=digest, tokenizer=tokenizer, prompts=prompts,
+            validation=validation, policy=policy, engine=engine, generator=generator, cache=cache, reward=reward,
+            tracker=tracker, progress=progress,
+        )  # fmt: skip
+
+
+class _close_tracker:  # noqa: N801 - a context manager used as a function
+    """Ends the tracked run with what really happened."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        killed = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
+        self.tracker.close("FINISHED" if kind is None else "KILLED" if killed else "FAILED")

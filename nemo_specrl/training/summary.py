@@ -1,0 +1,40 @@
+"""The last lines of a run: where things are, and what was gained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.config.validate import lossy_stamp
+from nemo_specrl.reporting import load_run, run_report
+from nemo_specrl.training.loop import Outcome
+
+
+def summarise(run: RunConfig, folder: Path, outcome: Outcome) -> None:
+    """Print the summary and write the report."""
+    console = Console(highlight=False)
+    history = load_run(folder)
+    new, reused = history.total("rollout/new_tokens"), history.total("rollout/reused_tokens")
+    console.rule(f"{run.name}: {outcome.steps} of {outcome.total} steps" + (" (stopped)" if outcome.stopped else ""))
+    if outcome.stopped:
+        console.print(f"stopped      {outcome.stopped}; the same command continues from step {outcome.steps}")
+    rewards = history.series("reward/mean")
+    if len(rewards) >= 2:
+        tenth = max(len(rewards) // 10, 1)
+        first, last = rewards[:tenth].mean(), rewards[-tenth:].mean()
+        console.print(f"mean reward  {first:.3f} -> {last:.3f}  (first and last {tenth} step(s) of {len(rewards)})")
+    if new + reused:
+        console.print(
+            f"tokens       {new:,.0f} generated, {reused:,.0f} reused ({reused / (new + reused):.0%} of all response tokens)"
+        )
+    console.print(
+        f"time         {history.total('time/step_s'):.0f} s in steps, of which rollouts "
+        f"{history.total('time/rollout_s'):.0f} s (verification {history.total('time/verify_s'):.0f} s included), "
+        f"update {history.total('time/update_s'):.0f} s"
+    )
+    if stamp := lossy_stamp(run):
+        console.print(f"law          changed on purpose: {stamp}")
+    console.print(f"report       {run_report(folder)}")
+    console.print(f"run folder   {folder}")
