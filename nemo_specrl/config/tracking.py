@@ -19,7 +19,7 @@ class TrackingConfig:
     """Name of a parent run that this run hangs under (one child per arm and seed); null = no parent."""
     required: bool = False
     """Fail at start-up when the server cannot be reached; otherwise training goes on and the spool is replayed."""
-    flush_timeout_s: float = 30.0
+    flush_timeout_s: float = 60.0
     """The longest that the end of a run waits for MLflow, seconds; what is left is sent at the next start."""
     system_metrics_every_s: float = 15.0
     """Seconds between samples of CPU, memory, network and GPU on each node; 0 = none."""

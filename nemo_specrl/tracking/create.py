@@ -1,0 +1,58 @@
+"""From a run's configuration to its tracker."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.tracking.follower import Follower
+from nemo_specrl.tracking.mlflow_sink import MlflowSink
+from nemo_specrl.tracking.tracker import RunTracker
+from nemo_specrl.tracking.uri import resolve_uri
+
+LOG = logging.getLogger("nemo_specrl.tracking")
+
+
+def create_tracker(run: RunConfig, output_dir: Path, *, resumed: bool) -> RunTracker:
+    """Open the run's spool and, in the background, its MLflow run; record the configuration and where it runs.
+
+    Call it in one process of a run. `resumed` says whether the loop continues from a checkpoint: the MLflow run of
+    the folder is reopened either way. Raises OSError if the folder cannot be written; and only with
+    `tracking.required`, ConnectionError if MLflow cannot be reached and ValueError if its URI is unusable.
+    """
+    tracking = run.tracking
+    tracker = RunTracker(output_dir, flush_timeout_s=tracking.flush_timeout_s, max_rows=tracking.sample_rollouts)
+    if tracking.mlflow:
+        _follow(run, output_dir, tracker)
+    tracker.tags({"arm": run.name, "seed": str(run.seed), f"resume.{tracker.attempt}": str(resumed).lower()})
+    tracker.params(dataclasses.asdict(run))
+    return tracker
+
+
+def _follow(run: RunConfig, output_dir: Path, tracker: RunTracker) -> None:
+    tracking = run.tracking
+    try:
+        sink = MlflowSink(
+            resolve_uri(tracking.uri, output_dir),
+            experiment=tracking.experiment,
+            name=f"{run.name}/seed{run.seed}",
+            spool_id=tracker.spool_id,
+            folder=output_dir,
+            sweep=tracking.sweep,
+        )
+        follower = Follower(output_dir, sink)
+        if tracking.required:
+            follower.open()
+    except ValueError as error:
+        if tracking.required:
+            raise
+        LOG.warning("no MLflow, only %s/events.jsonl: %s", output_dir, error)
+        return
+    except Exception as error:
+        raise ConnectionError(
+            f"tracking.required is set and MLflow could not be opened: {error}. Start the server, correct "
+            f"tracking.uri, or set tracking.required=false (the spool then waits for it)"
+        ) from error
+    tracker.follow(follower)

@@ -1,0 +1,257 @@
+"""The only code that talks to MLflow's write side."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nemo_specrl.tracking.follower import RunLostError
+from nemo_specrl.tracking.spool import Event
+from nemo_specrl.tracking.uri import is_database, set_patience, shown, sqlite_file
+from nemo_specrl.tracking.values import clean_key
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+LOG = logging.getLogger("nemo_specrl.tracking")
+RUN_ID = "mlflow_run_id"
+"""The file beside the checkpoints that names the MLflow run."""
+SPOOL_TAG = "nemo_specrl.spool"
+SWEEP_TAG = "nemo_specrl.sweep"
+MAX_METRICS, MAX_PARAMS, MAX_VALUE = 800, 100, 6000
+_FOR_GOOD = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
+T = TypeVar("T")
+
+
+class MlflowSink:
+    """One MLflow run. Metrics carry the spool's own times, so that a batch whose answer was lost can be sent again:
+    MLflow's key of a metric is (name, time, step, value), and an equal row is stored once."""
+
+    def __init__(
+        self, uri: str, *, experiment: str, name: str, spool_id: str, folder: Path, sweep: str | None = None
+    ) -> None:
+        self.uri = uri
+        self._experiment = experiment
+        self._name = name
+        self._spool_id = spool_id
+        self._folder = folder
+        self._sweep = sweep
+        self._client: MlflowClient | None = None
+        self._params: dict[str, str] = {}
+        self.run_id = ""
+        self.refusals: list[str] = []
+        """The first reasons why the server would not take something, one line each."""
+
+    def open(self) -> bool:
+        """Connect, and find the run of this folder or make it. Raises what MLflow raises; ValueError for a deleted
+        experiment."""
+        set_patience()
+        from mlflow.exceptions import MlflowException
+
+        with _initialising(self.uri):
+            client = self._client = _connect(self.uri)
+            experiment_id = _experiment_id(client, self._experiment, self._artifact_root())
+        id_file = self._folder / RUN_ID
+        known = id_file.read_text().strip() if id_file.exists() else ""
+        if known:
+            try:
+                run = client.get_run(known)
+                if run.info.lifecycle_stage != "deleted":
+                    client.update_run(known, status="RUNNING")
+                    self.run_id, self._params = known, dict(run.data.params)
+                    return False
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+            LOG.warning("MLflow at %s no longer has run %s: it is made again from the spool", shown(self.uri), known)
+        self.run_id, self._params = self._find_or_create(client, experiment_id), {}
+        scratch = id_file.with_suffix(".tmp")
+        scratch.write_text(self.run_id + "\n")
+        os.replace(scratch, id_file)
+        return True
+
+    def _artifact_root(self) -> str | None:
+        """Where an experiment of ours keeps artifacts. A server knows; a bare database would use ./mlruns."""
+        if not is_database(self.uri):
+            return None
+        path = sqlite_file(self.uri)
+        return str((path.parent if path else self._folder.absolute().parent) / "mlartifacts")
+
+    def _find_or_create(self, client: MlflowClient, experiment_id: str) -> str:
+        """A run made by a call whose answer was lost is found by the spool's own id, and not made twice."""
+        found = client.search_runs([experiment_id], f"tags.`{SPOOL_TAG}` = '{self._spool_id}'", max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        tags = {SPOOL_TAG: self._spool_id, "mlflow.runName": self._name}
+        if self._sweep:
+            tags["mlflow.parentRunId"] = _sweep_run(client, experiment_id, self._sweep)
+        return str(client.create_run(experiment_id, tags=tags, run_name=self._name).info.run_id)
+
+    def send(self, events: Sequence[Event]) -> int:
+        """Take events in order; returns the number of entries refused for good. Raises when to try again."""
+        from mlflow.entities import Metric, RunTag
+
+        refused = 0
+        metrics: list[Metric] = []
+        tags: dict[str, str] = {}
+        tables: dict[str, Event] = {}
+        for event in events:
+            match event["kind"]:
+                case "metrics" | "system":
+                    moment = int(event["time"] * 1000)
+                    metrics += [Metric(clean_key(k), v, moment, event["step"]) for k, v in event["values"].items()]
+                case "tags":
+                    tags |= {clean_key(key): str(value)[:MAX_VALUE] for key, value in event["values"].items()}
+                case "params":
+                    refused += self._send_params(event, tags)
+                case "artifact":
+                    refused += self._send_artifact(event["path"], event.get("folder", ""))
+                case "dataset":
+                    refused += self._send_dataset(event["values"])
+                case "table":
+                    tables[event["name"]] = event  # only the newest picture of a table is worth a request
+                case "end":
+                    tags["nemo_specrl.status"] = event["status"]
+        for start in range(0, len(metrics), MAX_METRICS):
+            refused += self._batch(metrics=metrics[start : start + MAX_METRICS])
+        entries = [RunTag(key, value) for key, value in tags.items()]
+        for start in range(0, len(entries), MAX_PARAMS):
+            refused += self._batch(tags=entries[start : start + MAX_PARAMS])
+        for event in tables.values():
+            refused += self._send_artifact(event["path"], "tables")
+        if events and events[-1]["kind"] == "end":
+            self._take(lambda c: c.set_terminated(self.run_id, status=events[-1]["status"]))
+        return refused
+
+    def _batch(self, **entries: Sequence[Any]) -> int:
+        """Log a batch; one bad entry fails all of them, so a refused batch is sent again entry by entry."""
+        if self._take(lambda c: c.log_batch(self.run_id, **entries)):  # type: ignore[arg-type]
+            return 0
+        ((kind, items),) = entries.items()
+        if len(items) == 1:
+            return 1
+        middle = len(items) // 2
+        return self._batch(**{kind: items[:middle]}) + self._batch(**{kind: items[middle:]})
+
+    def _send_params(self, event: Event, tags: dict[str, str]) -> int:
+        """New parameters are logged; changed ones cannot be (MLflow refuses the whole batch), so they become a tag."""
+        from mlflow.entities import Param
+
+        values = {clean_key(key): str(value)[:MAX_VALUE] for key, value in event["values"].items()}
+        changed = {key: [old, values[key]] for key, old in self._params.items() if values.get(key, old) != old}
+        if changed:
+            tags[f"resume.{event['attempt']}.changed"] = json.dumps(changed, sort_keys=True)[:MAX_VALUE]
+        new = [Param(key, value) for key, value in values.items() if key not in self._params]
+        refused = sum(self._batch(params=new[start : start + MAX_PARAMS]) for start in range(0, len(new), MAX_PARAMS))
+        self._params.update({param.key: param.value for param in new})
+        return refused
+
+    def _send_artifact(self, relative: str, folder: str) -> int:
+        path = self._folder / relative
+        if not path.exists():
+            self.refusals.append(f"artifact {relative} is gone")
+            return 1
+        return 0 if self._take(lambda c: c.log_artifact(self.run_id, str(path), folder or None)) else 1
+
+    def _send_dataset(self, values: Mapping[str, str]) -> int:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        dataset = Dataset(values["name"], values["digest"], values["source_type"], json.dumps(values["source"]))
+        entry = DatasetInput(dataset, [InputTag("mlflow.data.context", values["context"])])
+        return 0 if self._take(lambda c: c.log_inputs(self.run_id, [entry])) else 1
+
+    def _take(self, call: Callable[[MlflowClient], object]) -> bool:
+        """Make a call; False if the server refused it for good. Raises RunLostError, or what else went wrong."""
+        from mlflow.exceptions import MlflowException
+
+        assert self._client is not None, "open() comes first"
+        try:
+            call(self._client)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                raise RunLostError(str(error)) from error
+            if error.error_code not in _FOR_GOOD:
+                raise
+            if len(self.refusals) < 20:
+                self.refusals.append(str(error).splitlines()[0][:300])
+            return False
+        return True
+
+
+def _connect(uri: str) -> MlflowClient:
+    from mlflow.tracking import MlflowClient
+
+    try:
+        return MlflowClient(tracking_uri=uri)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{shown(uri)} needs the database driver {error.name!r} beside MLflow: install it, or go through an "
+            f"mlflow server's http address"
+        ) from error
+
+
+def _experiment_id(client: MlflowClient, name: str, artifact_root: str | None) -> str:
+    """The experiment's id, made if missing. Raises ValueError with the remedy if it lies in the bin."""
+    from mlflow.exceptions import MlflowException
+
+    if (experiment := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=artifact_root))
+        except MlflowException as error:  # another run of the sweep was quicker
+            if error.error_code != "RESOURCE_ALREADY_EXISTS" or not (experiment := client.get_experiment_by_name(name)):
+                raise
+    if experiment.lifecycle_stage == "deleted":
+        raise ValueError(
+            f"MLflow experiment {name!r} was deleted: restore it with `mlflow experiments restore "
+            f"--experiment-id {experiment.experiment_id}`, or set tracking.experiment to another name"
+        )
+    return str(experiment.experiment_id)
+
+
+def _sweep_run(client: MlflowClient, experiment_id: str, sweep: str) -> str:
+    """The parent run of a sweep. Children that start at once may each make one: the oldest wins, the rest go."""
+
+    def runs() -> list[Any]:
+        found = client.search_runs([experiment_id], f"tags.`{SWEEP_TAG}` = '{clean_key(sweep)}'")
+        return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
+
+    if existing := runs():
+        return str(existing[0].info.run_id)
+    tags = {SWEEP_TAG: clean_key(sweep), "mlflow.runName": sweep}
+    mine = str(client.create_run(experiment_id, tags=tags, run_name=sweep).info.run_id)
+    client.set_terminated(mine, status="FINISHED")
+    oldest = str(runs()[0].info.run_id)
+    if oldest != mine:
+        client.delete_run(mine)
+    return oldest
+
+
+@contextlib.contextmanager
+def _initialising(uri: str) -> Iterator[None]:
+    """One process at a time makes a sqlite file's tables: six that start together crash five of them otherwise."""
+    path = sqlite_file(uri)
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(path.name + ".lock").open("w") as lock:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{lock.name} has been locked for a minute: is a dead process holding it?"
+                    ) from error
+                time.sleep(0.05 + 0.1 * random.random())
+        yield

@@ -1,0 +1,59 @@
+"""Which MLflow a run talks to, and how patiently."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from nemo_specrl.tracking.redact import redact_text
+
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+
+
+def resolve_uri(uri: str | None, output_dir: Path) -> str:
+    """The configured URI, else MLFLOW_TRACKING_URI, else a sqlite file beside the output folders.
+
+    Raises ValueError for a file store, which MLflow refuses since 3.13.
+    """
+    chosen = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not chosen:
+        return f"sqlite:///{output_dir.absolute().parent / 'mlflow.db'}"
+    scheme = urlsplit(chosen).scheme
+    if scheme in ("", "file"):
+        raise ValueError(
+            f"tracking URI {chosen!r} is a folder, which MLflow no longer takes: use "
+            f"sqlite:////absolute/path/mlflow.db, postgresql://..., or the http(s) address of an mlflow server"
+        )
+    return chosen
+
+
+def is_database(uri: str) -> bool:
+    """Whether MLflow opens the URI as a database of its own and not over HTTP."""
+    return urlsplit(uri).scheme.split("+")[0] in _DATABASES
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file behind a sqlite URI; None for everything else."""
+    return Path(uri.removeprefix("sqlite:///").split("?")[0]) if uri.startswith("sqlite:///") else None
+
+
+def shown(uri: str) -> str:
+    """The URI as it may be logged: without a password."""
+    return redact_text(uri)
+
+
+def set_patience() -> None:
+    """Bound MLflow's own retries, which otherwise block for minutes a call. What the user has set stays.
+
+    The follower retries by itself, so one quick try is all that a call needs.
+    """
+    for name, value in {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "2",
+        "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "2",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }.items():
+        os.environ.setdefault(name, value)
