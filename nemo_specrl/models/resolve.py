@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemo_specrl.config.model import ModelConfig
 from nemo_specrl.models.cache import build_once
-from nemo_specrl.models.folder import ModelFolder, read_folder
+from nemo_specrl.models.folder import ModelFolder, read_folder, weight_files
 from nemo_specrl.models.smollm2 import build_smollm2
 from nemo_specrl.models.tiny import build_tiny
 
@@ -63,10 +63,10 @@ def _download(name: str, revision: str | None, *, tokenizer_only: bool) -> Path:
     try:
         cached = Path(snapshot_download(name, revision=revision, allow_patterns=patterns, local_files_only=True))
         if not tokenizer_only:
-            read_folder(cached, name=name, tokenizer_path=None)
+            weight_files(cached)  # an interrupted download leaves some out
         return cached
     except (LocalEntryNotFoundError, ValueError):
-        pass  # not there, or a download that was interrupted: fetch it
+        pass  # not there, or not all of it: fetch it
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:

@@ -1,0 +1,115 @@
+"""Rows -> `Prompt`s: the chat template, applied once, and the length limits, checked before anything starts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_specrl.config.data import DataConfig
+from nemo_specrl.data.rows import Message, Row, load_rows, rows_digest
+from nemo_specrl.models import Tokenizer
+from nemo_specrl.types import Prompt
+
+_log = logging.getLogger(__name__)
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PromptData:
+    """What was loaded, and what a run should record of it."""
+
+    prompts: list[Prompt]
+    """In the source's order, no key twice."""
+    name: str
+    """The source, with its configuration and split where it has them."""
+    digest: str
+    """Of the rows as loaded (`rows_digest`)."""
+    rows: int
+    """Rows read."""
+    dropped_long: int
+    """Rows left out by `drop_long_prompts`."""
+    duplicates: int
+    """Rows left out because an earlier one has the same prompt tokens."""
+
+
+def load_prompt_data(config: DataConfig, tokenizer: Tokenizer, max_length: int, max_new_tokens: int) -> PromptData:
+    """Read, validate and tokenise the source; lengths in tokens. ValueError names the rows at fault and the remedy."""
+    if "{prompt}" not in config.prompt_template:
+        raise ValueError(f"data.prompt_template={config.prompt_template!r} must contain {{prompt}}.")
+    rows = load_rows(config)
+    prompts = [_prompt(row, config, tokenizer) for row in rows]
+    limit = min(config.max_prompt_tokens, max_length - max_new_tokens)
+    too_long = [row.number for row, prompt in zip(rows, prompts, strict=True) if len(prompt.token_ids) > limit]
+    if too_long and not config.drop_long_prompts:
+        named = ", ".join(map(str, too_long[:_MOST_NAMED])) + (", ..." if len(too_long) > _MOST_NAMED else "")
+        raise ValueError(
+            f"{config.source}: {len(too_long)} of {len(rows)} prompts have more than {limit} tokens (rows {named}); "
+            f"the longest has {max(len(p.token_ids) for p in prompts)}. The limit is the smaller of "
+            f"data.max_prompt_tokens={config.max_prompt_tokens} and model.max_length - sampling.max_new_tokens = "
+            f"{max_length} - {max_new_tokens}. Change those, or set data.drop_long_prompts=true."
+        )
+    short = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
+    unique = list({prompt.key: prompt for prompt in reversed(short)}.values())[::-1]
+    data = PromptData(
+        prompts=unique,
+        name=":".join(part for part in (config.source, config.name, _split(config)) if part),
+        digest=rows_digest(rows),
+        rows=len(rows),
+        dropped_long=len(too_long),
+        duplicates=len(short) - len(unique),
+    )
+    if not unique:
+        raise ValueError(f"{config.source}: none of {len(rows)} prompts fits into {limit} tokens. Raise the limit.")
+    if data.dropped_long:
+        _log.warning("%s: left out %d prompts of more than %d tokens", data.name, data.dropped_long, limit)
+    if data.duplicates:
+        _log.warning("%s: %d rows repeat an earlier prompt; each is kept once", data.name, data.duplicates)
+    return data
+
+
+def load_prompts(config: DataConfig, tokenizer: Tokenizer, max_length: int, max_new_tokens: int) -> list[Prompt]:
+    """Just the prompts of `load_prompt_data`."""
+    return load_prompt_data(config, tokenizer, max_length, max_new_tokens).prompts
+
+
+def _prompt(row: Row, config: DataConfig, tokenizer: Tokenizer) -> Prompt:
+    messages = _messages(row, config)
+    token_ids = np.asarray(_token_ids(messages, config, tokenizer), dtype=np.int32)
+    text = row.prompt if isinstance(row.prompt, str) else messages[-1]["content"]
+    return Prompt(token_ids=token_ids, answer=row.answer, text=text, source=row.source)
+
+
+def _messages(row: Row, config: DataConfig) -> list[Message]:
+    if not isinstance(row.prompt, str):
+        return row.prompt
+    system = [] if config.system_prompt is None else [{"role": "system", "content": config.system_prompt}]
+    # replace, not format: templates and problems are full of LaTeX braces
+    return [*system, {"role": "user", "content": config.prompt_template.replace("{prompt}", row.prompt)}]
+
+
+def _token_ids(messages: Sequence[Message], config: DataConfig, tokenizer: Tokenizer) -> list[int]:
+    """Straight to ids: rendering to text and tokenising that would add a second beginning-of-sequence token."""
+    if not tokenizer.chat_template:
+        raise ValueError(
+            "the tokenizer has no chat template (a base model?). Set model.tokenizer to the instruct model's, "
+            "or put a chat_template.jinja into the model's folder."
+        )
+    options = {}
+    if config.enable_thinking is not None:
+        if "enable_thinking" not in tokenizer.chat_template:
+            raise ValueError(
+                f"data.enable_thinking={config.enable_thinking}, but the chat template does not know it. Leave it null."
+            )
+        options["enable_thinking"] = config.enable_thinking
+    ids = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
+    )
+    return list(ids)
+
+
+def _split(config: DataConfig) -> str | None:
+    is_local = config.source == "arithmetic" or config.source.endswith((".jsonl", ".json", ".parquet"))
+    return None if is_local else config.split
