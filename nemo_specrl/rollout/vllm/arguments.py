@@ -1,0 +1,80 @@
+"""Our configuration -> vLLM's arguments. Pure; imports neither vllm nor torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nemo_specrl.config.drafter import DrafterConfig
+from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+HISTORY_PROPOSER = "nemo_specrl.rollout.vllm.history_proposer.HistoryProposer"
+MAX_TOPK = 1024
+"""Most candidates per position that `generate(topk=...)` may ask for."""
+_PREFILL_TOKENS = 4096
+
+
+def speculative_config(drafter: DrafterConfig) -> dict[str, Any] | None:
+    """vLLM's speculative_config; None = no speculation."""
+    if drafter.method == "off":
+        return None
+    config: dict[str, Any] = {
+        "method": drafter.method,
+        "num_speculative_tokens": drafter.num_draft_tokens,
+        "rejection_sample_method": drafter.rejection_sample_method,
+    }
+    if drafter.method == "history":
+        config |= {"method": "custom_class", "model": HISTORY_PROPOSER}
+    elif drafter.method == "ngram":
+        config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    return config | drafter.speculative_config
+
+
+def llm_arguments(
+    model_folder: Path, engine: EngineConfig, drafter: DrafterConfig, *, max_length: int, seed: int, cpu: bool
+) -> dict[str, Any]:
+    """Keyword arguments of vllm.LLM. `max_length`: longest prompt + response, tokens."""
+    arguments: dict[str, Any] = {
+        "model": str(model_folder),
+        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "dtype": DTYPES[engine.dtype],
+        "seed": seed,
+        # Scoring a full row makes vLLM sample one token more, which is thrown away.
+        "max_model_len": max_length + 1,
+        "max_num_seqs": engine.max_num_seqs,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "enforce_eager": engine.enforce_eager,
+        "logprobs_mode": "processed_logprobs",  # of the law that was sampled: temperature and truncation applied
+        "max_logprobs": MAX_TOPK,
+        "generation_config": "vllm",  # the checkpoint's own sampling defaults and stop tokens must not creep in
+        "disable_log_stats": False,  # get_metrics() needs them
+        "worker_extension_cls": "nemo_specrl.rollout.vllm.worker.RefitExtension",
+    }
+    if config := speculative_config(drafter):
+        arguments["speculative_config"] = config
+    if cpu:
+        arguments |= {
+            "kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30),
+            # A seeded request whose prefill is cut in two dies here: vLLM steps the generator's offset back, and a
+            # CPU generator has none (RuntimeError, torch 2.13).
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(max_length + 1, _PREFILL_TOKENS),
+        }
+    else:
+        arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization
+    return arguments | engine.vllm_kwargs
+
+
+def sampling_arguments(sampling: SamplingConfig, eos_token_ids: tuple[int, ...]) -> dict[str, Any]:
+    """The part of vLLM's SamplingParams that every rollout shares."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "stop_token_ids": list(eos_token_ids),
+        "ignore_eos": True,  # only the stop tokens above end a response
+        "detokenize": False,
+        "flat_logprobs": True,
+    }

