@@ -42,7 +42,7 @@ class Evidence:
     @property
     def truncated(self) -> bool:
         """Whether S is stored."""
-        return self.q_top.size > 0
+        return bool(self.q_top.shape[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,12 @@ class Law:
     """[t, K] what is added on S."""
     at_draft: Probs
     """[t] the law of the draft token itself."""
+
+    def bias(self, e: Evidence) -> Probs:
+        """[t] TV(law, p); needs S."""
+        lost = 1.0 - self.scale
+        outside = np.maximum(1.0 - e.p_top.sum(-1), 0.0)
+        return np.asarray(0.5 * (np.abs(self.bump - lost[:, None] * e.p_top).sum(-1) + lost * outside))
 
 
 class Rule:
@@ -112,8 +118,14 @@ class Lenient(Rule):
         if not self.lenience > 0:
             raise ValueError(f"lenience must be positive, not {self.lenience}; set reuse.log_lenience to a number")
 
+    @property
+    def bias_bound(self) -> float:
+        """The largest TV(mu, p) of a token, whatever p, q and S (ours): with A the set where mu > p and x = p(A),
+        mu(A) - p(A) <= min(1, ell*x) * (1 - x), whose maximum is ell/4 for ell <= 2, else 1 - 1/ell."""
+        return self.lenience / 4 if self.lenience <= 2 else 1 - 1 / self.lenience
+
     def test(self, e: Evidence, weights: Probs) -> Probs:
-        return _ratio(self.lenience * e.p, e.q)
+        return ratio(self.lenience * e.p, e.q)
 
     def law(self, e: Evidence) -> Law:
         if not e.truncated:
@@ -133,7 +145,7 @@ class Exact(Rule):
     needs_topk: ClassVar[bool] = True
 
     def test(self, e: Evidence, weights: Probs) -> Probs:
-        return _ratio(e.p, e.q)
+        return ratio(e.p, e.q)
 
     def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
         return _minus_draft_law(p, ids, q)
@@ -240,7 +252,7 @@ def draw(weights: Probs, u: float) -> int:
     return min(int(np.searchsorted(total, u * total[-1], side="right")), int(np.flatnonzero(weights)[-1]))
 
 
-def _ratio(numerator: Probs, q: Probs) -> Probs:
+def ratio(numerator: Probs, q: Probs) -> Probs:
     """min(1, numerator / q), and 0 where q = 0: what q cannot have drawn is never accepted."""
     return np.where(q > 0, np.minimum(numerator / np.where(q > 0, q, 1.0), 1.0), 0.0)
 

@@ -237,6 +237,7 @@ class ReuseStats:
             "reuse/tv": (self.sums.tv, self.sums.positions),
             "reuse/tail_mass": (self.sums.tail, self.sums.positions),
             "reuse/entropy": (self.sums.entropy, self.sums.positions),
+            "reuse/bias_tv": (self.sums.bias, self.sums.bias_positions),
         }
         return out | {name: top / bottom for name, (top, bottom) in rates.items() if bottom}
 

@@ -10,12 +10,12 @@ Shapes: T draft tokens of a row, t of them in a chunk, K stored candidates, V vo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nemo_specrl.speculation.acceptance import Evidence, Lenient, OneHot, Probs, Rule, draw
+from nemo_specrl.speculation.acceptance import Evidence, Law, Lenient, OneHot, Probs, Rule, draw, ratio
 from nemo_specrl.speculation.randomness import Stream, uniforms
 from nemo_specrl.types import FloatArray, IntArray, Rollout, TopK
 
@@ -66,7 +66,7 @@ class Sums:
 
     positions: int = 0
     accept: float = 0.0
-    """Probability that the rule's test passes."""
+    """Probability that the draft token alone is accepted (`block`: as under `exact`)."""
     tv: float = 0.0
     """Total variation between q and p: 1 - sum min over S and the lumped tails (a lower bound), or with no S stored
     its unbiased one-sample estimate 1 - min(1, p(y)/q(y))."""
@@ -74,15 +74,12 @@ class Sums:
     """q's mass outside S: what the rule loses by truncated storage."""
     entropy: float = 0.0
     """Entropy of p, nats; 0 where only an engine's log-prob is known."""
+    bias: float = 0.0
+    """TV between the rule's law and p, where it can be told (`bias_positions`)."""
+    bias_positions: int = 0
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(
-            self.positions + other.positions,
-            self.accept + other.accept,
-            self.tv + other.tv,
-            self.tail + other.tail,
-            self.entropy + other.entropy,
-        )
+        return Sums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +177,7 @@ class Verifier:
             log_p[:alive].astype(np.float32),
             log_law[:alive].astype(np.float32),
             _top(logprobs[:alive], self.topk, ids[:alive], scale, bump) if self.topk else None,
-            _sums(e, tests, entropy),
+            _sums(e, ratio(e.p, e.q) if rule.longest else tests, law, entropy),
             end,
         )
 
@@ -273,7 +270,7 @@ def verify_logprobs(rule: Rule, draft: Draft, logprobs: FloatArray, *, seed: int
         policy_logprobs=logprobs[:kept].astype(np.float32),
         law_logprobs=np.log((p if law is None else law.at_draft)[:kept]).astype(np.float32),
         topk=None,
-        sums=_sums(e, tests, np.zeros(draft.length)),
+        sums=_sums(e, tests, law, np.zeros(draft.length)),
     )
 
 
@@ -284,15 +281,25 @@ def _candidates(topk: TopK | None, start: int, stop: int) -> tuple[IntArray, Pro
     return topk.ids[start:stop], np.exp(topk.logprobs[start:stop].astype(np.float64))
 
 
-def _sums(e: Evidence, tests: Probs, entropy: Probs) -> Sums:
+def _sums(e: Evidence, accept: Probs, law: Law | None, entropy: Probs) -> Sums:
     if e.truncated:
         tail = np.maximum(1.0 - e.q_top.sum(1), 0.0)
         overlap = np.minimum(e.p_top, e.q_top).sum(1) + np.minimum(tail, np.maximum(1.0 - e.p_top.sum(1), 0.0))
     else:
         tail = np.zeros(len(e.p))
-        overlap = np.where(e.q > 0, np.minimum(e.p / np.where(e.q > 0, e.q, 1.0), 1.0), 0.0)
+        overlap = ratio(e.p, e.q)
     tv = np.maximum(1.0 - overlap, 0.0)
-    return Sums(len(e.p), float(tests.sum()), float(tv.sum()), float(tail.sum()), float(entropy.sum()))
+    told = law is None or e.truncated
+    bias = law.bias(e) if law is not None and told else np.zeros(1)
+    return Sums(
+        positions=len(e.p),
+        accept=float(accept.sum()),
+        tv=float(tv.sum()),
+        tail=float(tail.sum()),
+        entropy=float(entropy.sum()),
+        bias=float(bias.sum()),
+        bias_positions=len(e.p) if told else 0,
+    )
 
 
 def _top(logprobs: torch.Tensor, k: int, ids: IntArray, scale: Probs | None, bump: Probs | None) -> TopK:
