@@ -21,13 +21,13 @@ def build_rows(
     *,
     old_logprobs: Sequence[FloatArray],
     ref_logprobs: Sequence[FloatArray] | None = None,
-    correct_behaviour: bool = False,
+    behaviour_logprobs: Sequence[FloatArray] | None = None,
 ) -> list[TrainRow]:
     """One row for each of n rollouts that the loss has a use for, in their order; whole groups only.
 
     `rewards`, `valid`: [n]. `old_logprobs`, `ref_logprobs`: n arrays [T], under the policy at the start of the step
-    and under the reference. `correct_behaviour` (`reuse.correction=behaviour`) tells the loss the law that the tokens
-    really have; otherwise it takes them as the old policy's. Left out: rollouts that could not be scored, empty ones,
+    and under the reference. `behaviour_logprobs`: n arrays [T], what the loss is told that the tokens were drawn from;
+    None = the old policy. Left out: rollouts that could not be scored, empty ones,
     with `overlong_masking` those that hit the length limit, with `dynamic_sampling` those of groups with equal
     rewards. The list may be empty: then there is nothing to learn, and the update must be skipped.
     """
@@ -51,7 +51,7 @@ def build_rows(
                 prompt_ids=rollout.prompt_ids,
                 token_ids=rollout.token_ids,
                 old_logprobs=old,
-                behaviour_logprobs=rollout.logprobs if correct_behaviour else old,
+                behaviour_logprobs=old if behaviour_logprobs is None else behaviour_logprobs[index],
                 advantages=np.full(shape, advantages[index], dtype=np.float32),
                 mask=np.ones(shape, dtype=np.float32),
                 ref_logprobs=reference,

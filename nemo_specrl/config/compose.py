@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ CONFIG_NAME = "config"
 SCHEMA_NAME = "run_schema"
 
 
+@functools.cache
 def register_schema() -> None:
     """Put the dataclasses into Hydra's store, so that every field exists, is typed and can be overridden.
 
@@ -104,10 +106,12 @@ def keys(cls: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, datacla
 
 def open_dict_override(override: str) -> str:
     """`a.b.new=1` -> `++a.b.new=1` where a.b is declared as an open dict; everything else unchanged."""
-    for name, item, _ in keys():
-        if str(item.type).startswith("dict[") and override.startswith(f"{name}."):
-            return f"++{override}"
-    return override
+    return f"++{override}" if override.startswith(_open_dicts()) else override
+
+
+@functools.cache
+def _open_dicts() -> tuple[str, ...]:
+    return tuple(f"{name}." for name, item, _ in keys() if str(item.type).startswith("dict["))
 
 
 def groups() -> dict[str, list[str]]:

@@ -42,7 +42,5 @@ class EngineConfig:
     """OpenMP threads of a CPU engine; 0 = all cores."""
     start_timeout_s: float = 600.0
     """How long the engine may take to start before that is an error, seconds."""
-    canary_every: int = 10
-    """Steps between log-prob canaries (engine against trainer on the same tokens); 0 = never."""
     vllm_kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vllm.LLM, passed through."""

@@ -10,6 +10,7 @@ from nemo_specrl.config.cluster import ClusterConfig
 from nemo_specrl.config.data import DataConfig
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+from nemo_specrl.config.gate import GateConfig
 from nemo_specrl.config.model import ModelConfig
 from nemo_specrl.config.policy import PolicyConfig
 from nemo_specrl.config.reuse import ReuseConfig
@@ -55,5 +56,7 @@ class RunConfig:
     """Slurm."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The loop."""
+    gate: GateConfig = field(default_factory=GateConfig)
+    """Lossless gate."""
     bench: BenchConfig = field(default_factory=BenchConfig)
     """Comparison of arms."""

@@ -48,7 +48,9 @@ AT_LEAST: dict[str, float] = {
     "policy.clip_grad": 0,
     "engine.max_num_seqs": 1,
     "engine.tensor_parallel": 1,
-    "engine.canary_every": 0,
+    "gate.samples": 32,
+    "gate.tokens_per_sample": 1,
+    "gate.canary_every": 0,
     "trainer.epochs": 1,
     "trainer.val_every": 0,
     "trainer.checkpoint_every": 0,
@@ -75,6 +77,8 @@ def lossy_stamp(run: RunConfig) -> str:
         parts.append(f"reuse={run.reuse.rule}")
     if run.drafter.method != "off" and run.drafter.allow_lossy:
         parts.append(f"drafter verifier={run.drafter.rejection_sample_method}")
+    if not run.gate.enabled:
+        parts.append("gate off")
     return ", ".join(parts)
 
 
@@ -149,6 +153,8 @@ def _loop_faults(run: RunConfig) -> Iterator[str]:
         yield f"algorithm.clip_low={algorithm.clip_low}: must be below 1"
     if trainer.max_steps is not None and trainer.max_steps < 1:
         yield f"trainer.max_steps={trainer.max_steps}: must be at least 1, or null for all epochs"
+    if not run.data.source:
+        yield "data.source is empty: give a file, or a datasets name"
     if "{prompt}" not in run.data.prompt_template:
         yield f"data.prompt_template={run.data.prompt_template!r}: must contain {{prompt}}"
     missing = {"prompt", "answer"} - set(run.data.columns)

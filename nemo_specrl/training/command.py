@@ -109,7 +109,7 @@ def run_training(run: RunConfig) -> int:
     folder = Path(run.output_dir).expanduser().resolve()
     main = int(os.environ.get("RANK", "0")) == 0
     claimed = claim(run, folder=folder, resume=run.trainer.resume) if main else nullcontext(False)
-    with claimed as resumed, StopSignal(deadline=job_deadline()) as signal:
+    with claimed as resumed, StopSignal(deadline=job_deadline(os.environ)) as signal:
         outcome = train(run, folder, resumed=resumed, signal=signal)
         if main:
             summarise(run, folder, outcome)

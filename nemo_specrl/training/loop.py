@@ -10,7 +10,7 @@ from typing import Any
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.training import checkpoint
 from nemo_specrl.training.evaluate import validate_policy
-from nemo_specrl.training.gate import check_canary, run_gate
+from nemo_specrl.training.gate import GateBreach, run_gate
 from nemo_specrl.training.parts import Parts, build
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.training.ranks import broadcast, is_main
@@ -44,23 +44,24 @@ def train(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) ->
             refit(parts)
             run_gate(parts, step=done)
         stopped = None
-        saved = done
         for plan in plans[done:]:
             with parts.progress.step(plan, len(plans)):
-                result = run_step(parts, plan)
+                try:
+                    result = run_step(parts, plan)
+                except GateBreach:
+                    if done:  # the state before this step is good: keep it
+                        save(parts, folder / "checkpoints", plans[done - 1])
+                    raise
                 done = plan.step
-                extra = after_step(parts, plan)
-                stopped = agree(signal.stop_requested())
-                last = stopped is not None or plan.step == len(plans)
+                log_step(parts, plan, result, after_step(parts, plan))
+                reason = signal.stop_requested()
+                if agree(reason is not None):
+                    stopped = reason or "another rank was asked to stop"
                 every = run.trainer.checkpoint_every
-                if last or (every and plan.step % every == 0):
-                    save_s = save(parts, folder / "checkpoints", plan)
-                    saved = plan.step
-                    extra |= {"time/save_s": save_s}
-                log_step(parts, plan, result, extra)
+                if stopped or plan.step == len(plans) or (every and plan.step % every == 0):
+                    save(parts, folder / "checkpoints", plan)
             if stopped:
                 break
-        assert saved == done
         return Outcome(done, len(plans), stopped, time.perf_counter() - start)
 
 
@@ -75,7 +76,7 @@ def after_step(parts: Parts, plan: StepPlan) -> dict[str, float]:
 
 def log_step(parts: Parts, plan: StepPlan, result: StepResult, extra: dict[str, float]) -> None:
     """Everything that is recorded of a step, once."""
-    if not is_main():
+    if parts.tracker is None:
         return
     metrics: dict[str, Any] = result.metrics | extra
     parts.tracker.metrics(metrics, plan.step)
@@ -83,9 +84,8 @@ def log_step(parts: Parts, plan: StepPlan, result: StepResult, extra: dict[str, 
     parts.progress.done(plan, metrics)
 
 
-def save(parts: Parts, root: Path, plan: StepPlan) -> float:
-    """Publish a checkpoint of everything that the next step depends on; seconds. Collective."""
-    start = time.perf_counter()
+def save(parts: Parts, root: Path, plan: StepPlan) -> None:
+    """Publish a checkpoint of everything that the next step depends on. Collective."""
     parts.progress.phase("checkpoint")
 
     def write(folder: Path) -> None:
@@ -93,11 +93,10 @@ def save(parts: Parts, root: Path, plan: StepPlan) -> float:
         policy_folder.mkdir(exist_ok=True)
         parts.policy.save(policy_folder)
         if is_main():
-            parts.cache.save(folder / "cache")
+            parts.cache.save(folder)
 
-    state = {"step": plan.step, "epoch": plan.epoch, "policy_version": parts.policy.version, "model": parts.model.digest}
+    state = {"step": plan.step, "epoch": plan.epoch, "policy_version": parts.policy.version, "model": parts.model_digest}
     checkpoint.publish(root, plan.step, write, state, keep=parts.run.trainer.keep_checkpoints)
-    return time.perf_counter() - start
 
 
 def restore(parts: Parts, root: Path) -> int:
@@ -105,13 +104,13 @@ def restore(parts: Parts, root: Path) -> int:
     found = checkpoint.newest(root)
     if found is None:
         return 0
-    if found.state["model"] != parts.model.digest:
+    if found.state["model"] != parts.model_digest:
         raise ValueError(
             f"{found.folder} was trained from another model than {parts.run.model.path}: choose another output_dir"
         )
     parts.policy.load(found.folder / "policy")
     if is_main():
-        parts.cache.load(found.folder / "cache")
-        parts.observe(parts.cache.rollouts())
+        parts.cache.load(found.folder)
+        parts.observe([rollout for _, rollout in parts.cache])
     step: int = broadcast(found.step)
     return step

@@ -41,7 +41,7 @@ class Parts:
     generator: RolloutGenerator
     cache: RolloutCache
     reward: RewardScorer | None
-    tracker: Tracker
+    tracker: Tracker | None
     progress: Progress
 
     def decode(self, token_ids: IntArray) -> str:
@@ -57,7 +57,7 @@ class Parts:
 
 
 @contextmanager
-def build(run: RunConfig, folder: Path, *, resumed: bool) -> Iterator[Parts]:
+def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) -> Iterator[Parts]:
     """All parts of a run; closed in reverse order, whatever happens. Collective over ranks.
 
     The tracker is closed with the run's true status: FINISHED, FAILED (an exception) or KILLED (Ctrl-C)."""
@@ -74,8 +74,9 @@ def build(run: RunConfig, folder: Path, *, resumed: bool) -> Iterator[Parts]:
         prompts = load_prompts(run.data, tokenizer, run.model.max_length, run.sampling.max_new_tokens)
         held_out = run.trainer.val_prompts if run.trainer.val_every else 0
         prompts, validation = split_validation(prompts, held_out)
-        tracker = create_tracker(run, folder, resumed=resumed, enabled=is_main())
-        stack.push(_close_tracker(tracker))
+        tracker = create_tracker(run, folder, resumed=resumed) if track and is_main() else None
+        if tracker is not None:
+            stack.push(_close_tracker(tracker))
         reward = stack.enter_context(create_reward(run.reward)) if is_main() else None
         progress.phase("policy")
         updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
@@ -93,12 +94,16 @@ def build(run: RunConfig, folder: Path, *, resumed: bool) -> Iterator[Parts]:
                 max_length=run.model.max_length,
                 seed=run.seed,
                 eos_token_ids=model.eos_token_ids,
-                log_file=folder / "engine.log",
+                log=folder / "engine.log",
             )
             stack.callback(engine.close)
-        cache = RolloutCache(run.reuse)
+        window = run.drafter.window if run.drafter.method == "history" else 0
+        cache = RolloutCache(
+            run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age, keep=window
+        )
         generator = RolloutGenerator(
-            run, policy, engine, cache, eos_token_ids=model.eos_token_ids, on_progress=progress.advance_to
+            run, policy, engine, cache, eos_token_ids=model.eos_token_ids, share=broadcast, share_batch=broadcast,
+            on_progress=progress.advance_to,
         )
         yield Parts(
             run=run, folder=folder, model=model, model_digest=digest, tokenizer=tokenizer, prompts=prompts,

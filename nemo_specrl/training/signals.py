@@ -112,3 +112,21 @@ def _signal_number(name: str) -> signal.Signals:
     except KeyError:
         known = ", ".join(sorted(item.name for item in signal.Signals))
         raise ValueError(f"{name!r} is no signal; known: {known}") from None
+
+
+def hand_over(reason: str) -> int:
+    """Tell the batch shell to continue this run later; the trainer's exit code. Call it after the checkpoint is safe.
+
+    Under torchrun an exit code other than 0 counts as a crash and is reported as 1, so there a file in the attempt's
+    folder says it and every rank exits with 0. Without a batch shell the code alone says it.
+    """
+    folder = os.environ.get("NEMO_SPECRL_ATTEMPT_DIR")
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if folder is None:
+        return REQUEUE_EXIT_CODE
+    if int(os.environ.get("RANK", "0")) == 0:
+        path = os.path.join(folder, "requeue")
+        with open(f"{path}.tmp", "w") as file:
+            file.write(f"{reason}\n")
+        os.replace(f"{path}.tmp", path)
+    return 0 if ranks > 1 else REQUEUE_EXIT_CODE

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nemo_specrl.algorithms import build_rows, group_advantages, policy_loss, split_groups
+from nemo_specrl.algorithms import build_rows, policy_loss, split_groups
 from nemo_specrl.policy.base import Row
 from nemo_specrl.rewards import RewardResult
+from nemo_specrl.speculation.prefix_reuse import behaviour_logprobs
+from nemo_specrl.speculation.verifier import Sums
+from nemo_specrl.training.gate import run_canary
 from nemo_specrl.training.parts import Parts
 from nemo_specrl.training.plan import StepPlan
 from nemo_specrl.training.ranks import broadcast, is_main
 from nemo_specrl.training.refit import refit
-from nemo_specrl.types import Prompt, Rollout
+from nemo_specrl.types import FloatArray, Prompt, Rollout
 
 
 @dataclass
@@ -55,6 +58,10 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
         with clock.phase("refit"):
             say("refit")
             refit(parts)
+        canary = {}
+        if run.gate.canary_every and plan.step % run.gate.canary_every == 0:
+            with clock.phase("canary"):
+                canary = run_canary(parts, prompts, step=plan.step)
         say("rollouts", len(prompts) * run.algorithm.group_size)
         batch = parts.generator.rollouts(prompts, step=plan.step, epoch=plan.epoch, version=policy.version)
         with clock.phase("reward"):
@@ -62,22 +69,21 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
             rewards = score_rewards(parts, prompts, batch.rollouts)
         with clock.phase("logprob"):
             say("log-probs")
-            rollouts, entropy = with_policy_logprobs(parts, batch.rollouts, batch.stats.entropy)
+            rollouts, entropy = with_policy_logprobs(parts, batch.rollouts, batch.stats.sums)
         values = np.array([r.value for r in rewards])
         valid = np.array([r.valid for r in rewards])
-        group = np.repeat(np.arange(len(prompts)), run.algorithm.group_size)
-        advantages = group_advantages(values, valid, group, normalize_std=run.algorithm.normalize_std)
         with clock.phase("update"):
             say("update")
-            trained = update(parts, rollouts, advantages, values, valid, group)
+            trained = update(parts, rollouts, values, valid)
         if is_main():
-            parts.cache.put(rollouts, epoch=plan.epoch)
+            for rollout in rollouts:
+                parts.cache.put(rollout, plan.epoch)
             parts.observe(rollouts)
     clock.seconds |= {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
     clock.seconds["rollout"] = batch.verify_s + batch.plan_s + batch.generate_s
     metrics: dict[str, float] = {f"time/{name}_s": seconds for name, seconds in clock.seconds.items()}
     metrics |= {f"train/{name}": value for name, value in trained.items()}
-    metrics |= batch.metrics() | entropy | reward_metrics(values, valid, rollouts)
+    metrics |= batch.metrics() | entropy | canary | reward_metrics(values, valid, rollouts)
     metrics |= {"train/epoch": plan.epoch, "train/policy_version": policy.version}
     return StepResult(metrics, prompts, rollouts, rewards)
 
@@ -95,15 +101,16 @@ def score_rewards(parts: Parts, prompts: Sequence[Prompt], rollouts: Sequence[Ro
 
 
 def with_policy_logprobs(
-    parts: Parts, rollouts: Sequence[Rollout], verified_entropy: tuple[float, int]
+    parts: Parts, rollouts: Sequence[Rollout], verified: Sums
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """The rollouts with the policy's log-probs, and the policy's entropy. Rows that were verified whole already have
-    both and are not computed a second time."""
+    """The rollouts with the policy's log-probs; the policy's entropy over all positions that were looked at in this
+    step; the gap between the engine's log-probs of fresh tokens and the trainer's. Rows that were verified whole have
+    their log-probs already and are not computed a second time."""
     todo = [i for i, rollout in enumerate(rollouts) if rollout.policy_logprobs is None]
     scores = parts.policy.score([Row(rollouts[i].prompt_ids, rollouts[i].token_ids) for i in todo])
     out = list(rollouts)
     gap_sum, gap_max, gap_n = 0.0, 0.0, 0
-    entropy_sum, entropy_n = verified_entropy
+    entropy_sum, entropy_n = verified.entropy, verified.positions
     for i, score in zip(todo, scores, strict=True):
         rollout = rollouts[i]
         out[i] = rollout.with_(policy_logprobs=score.logprobs)
@@ -118,34 +125,37 @@ def with_policy_logprobs(
     return out, metrics
 
 
-def update(
-    parts: Parts,
-    rollouts: Sequence[Rollout],
-    advantages: np.ndarray,
-    values: np.ndarray,
-    valid: np.ndarray,
-    group: np.ndarray,
-) -> dict[str, float]:
+def update(parts: Parts, rollouts: Sequence[Rollout], values: np.ndarray, valid: np.ndarray) -> dict[str, float]:
     """`updates_per_step` optimizer updates on mini-batches of whole groups; the mean of their metrics."""
-    config = parts.run.algorithm
+    config, reuse = parts.run.algorithm, parts.run.reuse
     reference = None
     if config.kl_coef > 0:
-        rows = [Row(r.prompt_ids, r.token_ids) for r in rollouts]
-        reference = [score.logprobs for score in parts.policy.score(rows, reference=True)]
-    rows = build_rows(
-        rollouts,
-        advantages,
-        valid=valid,
-        rewards=values,
-        group=group,
-        config=config,
-        correction=parts.run.reuse.correction,
-        reference=reference,
-    )
+        scores = parts.policy.score([Row(r.prompt_ids, r.token_ids) for r in rollouts], reference=True)
+        reference = [score.logprobs for score in scores]
     loss = policy_loss(config)
-    parts_of_step = split_groups(rows, group, config.updates_per_step)
-    results = [parts.policy.update(part, loss, loss_level=config.loss_level) for part in parts_of_step]
-    return {name: float(np.mean([r[name] for r in results])) for name in results[0]}
+    results = []
+    for batch in split_groups([r.prompt_key for r in rollouts], config.updates_per_step):
+        chosen = [rollouts[i] for i in batch]
+        old = [_policy_logprobs(r) for r in chosen]
+        rows = build_rows(
+            config,
+            chosen,
+            values[batch],
+            valid[batch],
+            old_logprobs=old,
+            behaviour_logprobs=[
+                behaviour_logprobs(r, logprobs, reuse.correction) for r, logprobs in zip(chosen, old, strict=True)
+            ],
+            ref_logprobs=None if reference is None else [reference[i] for i in batch],
+        )
+        results.append(parts.policy.update(rows, loss, loss_level=config.loss_level))
+    names = set().union(*results)
+    return {name: float(np.mean([r[name] for r in results if name in r])) for name in sorted(names)}
+
+
+def _policy_logprobs(rollout: Rollout) -> FloatArray:
+    assert rollout.policy_logprobs is not None, "with_policy_logprobs comes before the update"
+    return rollout.policy_logprobs
 
 
 def reward_metrics(values: np.ndarray, valid: np.ndarray, rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -1,0 +1,91 @@
+"""Composition: every shipped option composes, every mistake has a hint, every field is documented."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_specrl.config import compose as c
+from nemo_specrl.config.reference import field_docs, reference
+from nemo_specrl.config.run import RunConfig
+
+NEEDS = {"data=jsonl": ["data.source=rows.jsonl"]}
+OPTIONS = [f"{group}={option}" for group, options in c.groups().items() for option in options]
+TOP = [path.stem for path in c.CONF_DIR.glob("*.yaml")]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_shipped_option_composes_and_validates(option: str) -> None:
+    assert isinstance(c.compose([option, *NEEDS.get(option, [])]), RunConfig)
+
+
+@pytest.mark.parametrize("name", TOP)
+def test_every_shipped_top_level_file_composes(name: str) -> None:
+    assert isinstance(c.compose([], config_name=name), RunConfig)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hint"),
+    [
+        (["reuse.tpok=3"], "reuse.topk"),
+        (["reuse=lenien"], "lenient"),
+        (["lr=1"], "policy.lr"),
+        (["experimnt=x"], "experiment"),
+        (["reuse.topk=abc"], "could not be converted to Integer"),
+        (["policy.lr=null"], "policy.lr"),
+        (["foo bar"], "key=value"),
+        (["data=jsonl"], "data.source"),
+        (["drafter.speculativ_config.x=1"], "drafter.speculative_config"),
+    ],
+)
+def test_mistakes_name_the_remedy(overrides: list[str], hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        c.compose(overrides)
+
+
+def test_open_dicts_take_new_keys_and_closed_ones_do_not() -> None:
+    run = c.compose(["drafter.speculative_config.prompt_lookup_max=5", "engine.vllm_kwargs.swap_space=1"])
+    assert run.drafter.speculative_config == {"prompt_lookup_max": 5}
+    assert run.engine.vllm_kwargs == {"swap_space": 1}
+    with pytest.raises(ValueError, match="unknown key"):
+        c.compose(["policy.new=1"])
+
+
+def test_resolved_dump_reloads_to_the_same_run() -> None:
+    run = c.compose(["experiment=spec_rl", "data.digits=[1,3]", "drafter.speculative_config.a=1"])
+    assert c.load_resolved(json.loads(json.dumps(c.resolved(run)))) == run
+
+
+def test_resolved_dump_of_another_version_is_an_error() -> None:
+    with pytest.raises(ValueError, match="not a configuration"):
+        c.load_resolved({"nonsense": 1})
+
+
+def test_every_field_has_a_docstring_and_can_be_overridden() -> None:
+    for key, item, cls in c.keys():
+        assert field_docs(cls).get(item.name), f"{key} has no docstring"
+    tree = c.compose_tree([])
+    for key, _, _ in c.keys():
+        node = tree
+        for part in key.split(".")[:-1]:
+            node = node[part]
+        assert key.split(".")[-1] in node
+
+
+def test_runs_are_frozen() -> None:
+    run = c.compose([])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.seed = 1  # type: ignore[misc]
+
+
+def test_config_rooms_import_no_torch() -> None:
+    code = "import sys; from nemo_specrl.config.compose import compose; compose([]); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_reference_page_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert page.read_text() == reference(), "run `make docs`"

@@ -1,0 +1,55 @@
+"""Cross-field validation: impossible combinations fail before anything is loaded, and say what to change."""
+
+import pytest
+
+from nemo_specrl.config.compose import compose
+from nemo_specrl.config.validate import CHOICES, log_lenience, lossy_stamp
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["sampling.temperature=0"], "must be positive"),
+        (["sampling.top_p=1.5"], r"must be in \(0, 1\]"),
+        (["sampling.max_new_tokens=512", "model.max_length=512"], "no room for a prompt"),
+        (["reuse=exact", "reuse.log_lenience=0.3"], "for reuse.rule=lenient only"),
+        (["reuse=lenient", "reuse.log_lenience=-0.3"], "must be 0"),
+        (["reuse=exact", "reuse.correction=behaviour"], "needs none"),
+        (["reuse=exact", "reuse.verifier=engine"], "use reuse.verifier=policy"),
+        (["reuse=lenient", "reuse.verifier=engine", "sampling.temperature=0.7"], "temperature 1"),
+        (["reuse=lenient", "reuse.verifier=engine", "reuse.correction=behaviour"], "top candidates"),
+        (["reuse.delay=2", "reuse.max_age=1"], "reuse.delay=2"),
+        (["algorithm.updates_per_step=9", "algorithm.prompts_per_step=8"], "whole groups"),
+        (["algorithm.clip_low=1"], "below 1"),
+        (["trainer.max_steps=0"], "at least 1"),
+        (["trainer.keep_checkpoints=1"], "at least 2"),
+        (["data.prompt_template=hello"], "must contain"),
+        (["reuse.rule=lenientt"], "must be one of"),
+        (["engine.gpu_memory_utilization=0"], "gpu_memory_utilization"),
+    ],
+)
+def test_impossible_combinations(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compose(overrides)
+
+
+def test_all_faults_are_said_at_once() -> None:
+    with pytest.raises(ValueError, match="top_p") as caught:
+        compose(["sampling.temperature=0", "sampling.top_p=0"])
+    assert "temperature" in str(caught.value)
+
+
+def test_columns_are_needed_for_files_only() -> None:
+    with pytest.raises(ValueError, match="data.columns lacks"):
+        compose(["data=jsonl", "data.source=x.jsonl", "~data.columns.answer"])
+
+
+@pytest.mark.parametrize(("algorithm", "expected"), [("grpo", 0.5), ("dapo", 0.15)])
+def test_default_lenience_is_the_papers(algorithm: str, expected: float) -> None:
+    assert log_lenience(compose([f"algorithm={algorithm}", "reuse=lenient"])) == expected
+    assert log_lenience(compose([f"algorithm={algorithm}", "reuse=lenient", "reuse.log_lenience=0.1"])) == 0.1
+
+
+def test_only_biased_settings_are_stamped() -> None:
+    stamps = {rule: lossy_stamp(compose([f"reuse={rule}"])) for rule in CHOICES["reuse.rule"]}
+    assert {rule for rule, stamp in stamps.items() if stamp} == {"lenient", "full", "random"}

@@ -1,0 +1,52 @@
+"""The command table: what a user sees first."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nemo_specrl import cli
+
+HEAVY = ("torch", "mlflow", "vllm", "megatron", "transformers", "nemo")
+
+
+def test_help_is_fast_and_imports_nothing_heavy() -> None:
+    code = f"import sys; from nemo_specrl.cli import run; run(['--help']); print([m for m in {HEAVY} if m in sys.modules])"
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        seconds.append(time.perf_counter() - start)
+    assert out.splitlines()[-1] == "[]"
+    assert min(seconds) < 1.0
+
+
+def test_every_verb_is_listed() -> None:
+    assert all(f"  {verb} " in cli.usage() for verb in cli.VERBS)
+
+
+def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["trian"]) == 2
+    assert "Did you mean train" in capsys.readouterr().err
+
+
+def test_user_errors_have_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "reuse.tpok=3"]) == 2
+    err = capsys.readouterr().err
+    assert "reuse.topk" in err
+    assert "Traceback" not in err
+
+
+def test_dump_config_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "experiment=spec_rl", "--dump-config"]) == 0
+    assert "rule: lenient" in capsys.readouterr().out
+
+
+def test_missing_extra_is_a_hint_not_a_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_torch(args: list[str]) -> int:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setitem(cli.VERBS, "train", cli.Verb("", needs_torch))
+    assert cli.run(["train"]) == 2
+    assert "nemo-specrl[cpu]" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""The output folder: one run, one process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_specrl.config.compose import compose, resolved
+from nemo_specrl.training.folder import RUN_FILE, claim
+
+
+def test_first_claim_then_continue(tmp_path: Path) -> None:
+    run = compose(["experiment=tiny"])
+    with claim(run, folder=tmp_path / "a", resume=True) as continued:
+        assert not continued
+    with claim(run, folder=tmp_path / "a", resume=True) as continued:
+        assert continued
+    assert json.loads((tmp_path / "a" / RUN_FILE).read_text()) == json.loads(json.dumps(resolved(run)))
+
+
+@pytest.mark.parametrize("change", ["seed=5", "data.size=9", "policy.tensor_parallel=2", "reuse=off", "model=smollm2"])
+def test_another_run_is_refused_and_named(tmp_path: Path, change: str) -> None:
+    with claim(compose(["experiment=tiny"]), folder=tmp_path, resume=True):
+        pass
+    before = (tmp_path / RUN_FILE).read_text()
+    other = compose(["experiment=tiny", change])
+    with pytest.raises(ValueError, match="belongs to another run"), claim(other, folder=tmp_path, resume=True):
+        pass
+    assert (tmp_path / RUN_FILE).read_text() == before
+
+
+@pytest.mark.parametrize("change", ["trainer.epochs=9", "tracking.mlflow=false", "engine.max_num_seqs=2", "policy.lr=1"])
+def test_what_may_change_on_resume(tmp_path: Path, change: str) -> None:
+    with claim(compose(["experiment=tiny"]), folder=tmp_path, resume=True):
+        pass
+    with claim(compose(["experiment=tiny", change]), folder=tmp_path, resume=True) as continued:
+        assert continued
+
+
+def test_occupied_without_resume(tmp_path: Path) -> None:
+    run = compose(["experiment=tiny"])
+    with claim(run, folder=tmp_path, resume=True):
+        pass
+    with pytest.raises(ValueError, match="trainer.resume=true"), claim(run, folder=tmp_path, resume=False):
+        pass
+
+
+def test_in_use(tmp_path: Path) -> None:
+    run = compose(["experiment=tiny"])
+    with claim(run, folder=tmp_path, resume=True):
+        with pytest.raises(ValueError, match="in use by another process"), claim(run, folder=tmp_path, resume=True):
+            pass
+
+
+def test_not_writable_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="cannot write to output_dir"):
+        claim(compose([]), folder=tmp_path / "file" / "x", resume=True).__enter__()
