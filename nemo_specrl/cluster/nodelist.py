@@ -1,0 +1,98 @@
+"""Node lists in Slurm's notation. Inside a job Slurm itself expands them; off the cluster this strict parser does."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+
+MAX_NODES = 65536
+_NAME = re.compile(r"[A-Za-z0-9._-]*")
+_ITEM = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def expand(text: str) -> list[str]:
+    """The host names of a list such as `a[1-3,07],b2u[05,02]n3,c`, in the order written.
+
+    Several bracket groups in one name multiply, the last one fastest; zero padding is kept; spaces around a name are
+    allowed. Raises ValueError for anything malformed: a guess here starts a job on the wrong nodes.
+    """
+    names: list[str] = []
+    for term in _terms(text):
+        names.extend(_names(term, text, MAX_NODES - len(names)))
+    return names
+
+
+def job_nodes(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The nodes of the job that this process is in, head first; empty outside of a job."""
+    environ = os.environ if environ is None else environ
+    listed = environ.get("NEMO_SPECRL_JOB_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+    if not listed:
+        return []
+    scontrol = shutil.which("scontrol", path=environ.get("PATH"))
+    if scontrol is None:
+        return expand(listed)
+    done = subprocess.run([scontrol, "show", "hostnames", listed], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def _error(text: str, why: str) -> ValueError:
+    return ValueError(f"malformed node list {text!r}: {why}; write for example node[01-04,07],login1")
+
+
+def _terms(text: str) -> Iterator[str]:
+    """Split at the commas outside of brackets."""
+    depth = 0
+    start = 0
+    for position, character in enumerate(text):
+        if character == "[":
+            depth += 1
+            if depth > 1:
+                raise _error(text, "brackets inside brackets")
+        elif character == "]":
+            depth -= 1
+            if depth < 0:
+                raise _error(text, "a ] without its [")
+        elif character == "," and depth == 0:
+            yield text[start:position].strip()
+            start = position + 1
+    if depth:
+        raise _error(text, "a [ without its ]")
+    yield text[start:].strip()
+
+
+def _names(term: str, text: str, room: int) -> Iterator[str]:
+    if not term:
+        raise _error(text, "an empty name")
+    pieces = re.split(r"\[(.*?)\]", term)
+    literals, groups = pieces[::2], pieces[1::2]
+    if any(_NAME.fullmatch(literal) is None for literal in literals):
+        raise _error(text, f"{term!r} holds a character that no host name has")
+    choices = [_numbers(group, text, room) for group in groups]
+    total = 1
+    for choice in choices:
+        total *= len(choice)
+    if total > room:
+        raise _error(text, f"more than {MAX_NODES} nodes")
+    for combination in itertools.product(*choices):
+        yield literals[0] + "".join(number + rest for number, rest in zip(combination, literals[1:], strict=True))
+
+
+def _numbers(group: str, text: str, room: int) -> list[str]:
+    numbers: list[str] = []
+    for item in group.split(","):
+        match = _ITEM.fullmatch(item)
+        if match is None:
+            raise _error(text, f"{item!r} is neither a number nor a range")
+        first, last = match[1], match[2] or match[1]
+        if int(last) < int(first):
+            raise _error(text, f"the range {item!r} runs backwards")
+        if len(last) < len(first):
+            raise _error(text, f"the range {item!r} loses its padding")
+        if int(last) - int(first) >= room:
+            raise _error(text, f"more than {MAX_NODES} nodes")
+        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return numbers
