@@ -120,7 +120,7 @@ class _Score(torch.autograd.Function):
         local = local.clamp(0, law.width - 1)
         kept = mine if keep is None else mine & keep.gather(1, local[:, None])[:, 0]
         for rows in _slices(logits):
-            z = logits[rows, : law.width].float().div_(law.temperature)
+            z = logits[rows, : law.width].to(torch.float32, copy=True).div_(law.temperature)
             maximum = z.amax(dim=-1)
             if law.tp > 1:
                 dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=law.group)
@@ -151,7 +151,13 @@ class _Score(torch.autograd.Function):
         grad = torch.where(ctx.found, grad, 0.0) / law.temperature
         out = torch.zeros_like(logits) if law.width < logits.shape[1] else torch.empty_like(logits)
         for rows in _slices(logits):
-            p = logits[rows, : law.width].float().div_(law.temperature).sub_(log_z[rows, None]).exp_()
+            p = (
+                logits[rows, : law.width]
+                .to(torch.float32, copy=True)
+                .div_(law.temperature)
+                .sub_(log_z[rows, None])
+                .exp_()
+            )
             if law.truncates:
                 p.mul_(keep[rows])
             p.mul_(-grad[rows, None])
