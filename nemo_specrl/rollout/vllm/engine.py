@@ -105,7 +105,7 @@ class VllmEngine:
             raise ValueError(f"topk={topk}: must be between 0 and {min(arguments.MAX_TOPK, self._vocab_size)}")
         jobs = []
         for index, request in enumerate(requests):
-            context = np.concatenate([request.prompt_ids, request.prefix_ids]).astype(np.int64)
+            context = np.concatenate([request.prompt_ids, request.prefix_ids]).astype(np.int32)
             self._check_ids(f"request {index}", context)
             if request.max_tokens < 1:
                 raise ValueError(f"request {index}: max_tokens={request.max_tokens}; a finished row needs no request")
@@ -123,7 +123,7 @@ class VllmEngine:
         chunk: list[tuple[list[int], int]] = []
         tokens = 0
         for index, (prompt, response) in enumerate(rows):
-            ids = np.concatenate([prompt, response]).astype(np.int64)
+            ids = np.concatenate([prompt, response]).astype(np.int32)
             if len(prompt) == 0:
                 raise ValueError(f"row {index}: an empty prompt; the first token of a sequence has no law")
             self._check_ids(f"row {index}", ids)

@@ -9,9 +9,8 @@ from pathlib import Path
 from nemo_specrl.config.engine import EngineConfig
 
 TORCHRUN = frozenset(
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT".split()
-)
+    f"{scope}{what}" for scope in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE", "NAME")
+) | {"MASTER_ADDR", "MASTER_PORT"}
 """The trainer's process group, which the engine must not mistake for its own (with every TORCHELASTIC_*)."""
 
 
@@ -35,6 +34,9 @@ def engine_environment(
     }
     if engine.tensor_parallel > 1:
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    if engine.enforce_eager:
+        # vLLM still compiles a helper of its log-probabilities, anew for each shape: it cost 20 s here.
+        env["TORCHDYNAMO_DISABLE"] = "1"
     if offline:
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if not cpu:

