@@ -1,52 +1,36 @@
-"""Where drafters of our own meet the engine: their settings, and the rollouts that they learn from.
+"""This process's drafter: what it is configured to do, and what it has learnt from finished rollouts.
 
-vLLM builds a `custom_class` proposer itself, in whichever process its worker lives, and hands it nothing of ours.
-So the settings travel in an environment variable, which forked and spawned workers inherit alike, and a proposer that
-learns from finished rollouts registers itself here, in its own process.
+vLLM builds a `custom_class` proposer from a class path alone, inside the process that holds the model runner. So what
+the proposer needs lies here, one drafter a process: the engine calls `configure` (before or after vLLM is built) and
+`observe`, the proposer reads `active`. Imports no vLLM.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import os
 from collections.abc import Sequence
-from typing import Protocol
 
 from nemo_specrl.config.drafter import DrafterConfig
+from nemo_specrl.speculation.history import HistoryIndex
 from nemo_specrl.types import Rollout
 
-_VARIABLE = "NEMO_SPECRL_DRAFTER"
+_active = (DrafterConfig(), HistoryIndex())
 
 
-class Observer(Protocol):
-    """Something that learns from finished rollouts."""
-
-    def observe(self, rollouts: Sequence[Rollout]) -> None: ...
-
-
-_observers: list[Observer] = []
-
-
-def configure(drafter: DrafterConfig) -> None:
-    """Make the settings readable for proposers; called before vLLM's engine is built."""
-    os.environ[_VARIABLE] = json.dumps(dataclasses.asdict(drafter))
-
-
-def settings() -> DrafterConfig:
-    """What `configure` was given, in this process or in an ancestor. RuntimeError when it was never called."""
-    text = os.environ.get(_VARIABLE)
-    if text is None:
-        raise RuntimeError("drafters.configure() was not called: this proposer runs only inside our engine process")
-    return DrafterConfig(**json.loads(text))
-
-
-def register(observer: Observer) -> None:
-    """Called by a proposer when vLLM builds it."""
-    _observers.append(observer)
+def configure(config: DrafterConfig) -> None:
+    """Set the drafter. Another configuration than before forgets what was learnt; the same one changes nothing."""
+    global _active
+    if config != _active[0]:
+        _active = (config, HistoryIndex(window=config.window))
 
 
 def observe(rollouts: Sequence[Rollout]) -> None:
-    """Hand finished rollouts to every proposer of this process."""
-    for observer in _observers:
-        observer.observe(rollouts)
+    """Learn from finished rollouts; nothing to do for drafters without a memory. May be called from any thread, also
+    while rows are being drafted for: siblings that finish early help the others."""
+    config, index = _active
+    if config.method == "history":
+        index.observe(rollouts)
+
+
+def active() -> tuple[DrafterConfig, HistoryIndex]:
+    """The configuration and the history; a reader that keeps them is told of a new configuration by their identity."""
+    return _active
