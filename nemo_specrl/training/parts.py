@@ -11,7 +11,7 @@ from nemo_specrl.config.run import RunConfig
 from nemo_specrl.data import load_prompts, split_validation
 from nemo_specrl.models import ModelFolder, Tokenizer, load_tokenizer, model_digest, resolve_model
 from nemo_specrl.policy.megatron import MegatronPolicy
-from nemo_specrl.rewards import RewardScorer, create_reward
+from nemo_specrl.rewards import Scorer
 from nemo_specrl.rollout.engine import Engine
 from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.rollout.vllm.engine import VllmEngine
@@ -40,7 +40,7 @@ class Parts:
     engine: Engine | None
     generator: RolloutGenerator
     cache: RolloutCache
-    reward: RewardScorer | None
+    reward: Scorer | None
     tracker: Tracker | None
     progress: Progress
 
@@ -77,7 +77,9 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         tracker = create_tracker(run, folder, resumed=resumed) if track and is_main() else None
         if tracker is not None:
             stack.push(_close_tracker(tracker))
-        reward = stack.enter_context(create_reward(run.reward)) if is_main() else None
+        reward = stack.enter_context(Scorer(run.reward)) if is_main() else None
+        if reward is not None:
+            reward.check([*prompts, *validation])
         progress.phase("policy")
         updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
         policy = MegatronPolicy(model.path, run.policy, run.sampling, seed=run.seed, total_updates=updates)

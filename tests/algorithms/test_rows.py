@@ -47,7 +47,7 @@ def test_the_behaviour_law_is_told_only_where_a_correction_is_on(correct):
         [True, True],
         old_logprobs=old,
         ref_logprobs=reference,
-        correct_behaviour=correct,
+        behaviour_logprobs=[r.logprobs for r in rollouts] if correct else None,
     )[0]
     assert row.old_logprobs.tolist() == [-2.0] * 3
     assert row.behaviour_logprobs.tolist() == ([-0.5] * 3 if correct else [-2.0] * 3)
