@@ -16,7 +16,6 @@ job_facts() {
   export NEMO_SPECRL_JOB_ID=$SLURM_JOB_ID NEMO_SPECRL_JOB_NODELIST=$SLURM_JOB_NODELIST
   export NEMO_SPECRL_ARRAY_JOB_ID=${SLURM_ARRAY_JOB_ID:-} NEMO_SPECRL_ARRAY_TASK_ID=${SLURM_ARRAY_TASK_ID:-}
   export NEMO_SPECRL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0} NEMO_SPECRL_TIME_LIMIT=$TIME_LIMIT
-  export NEMO_SPECRL_ROOT_JOB=${NEMO_SPECRL_ROOT_JOB:-$SLURM_JOB_ID}
   export NEMO_SPECRL_JOB_START_TIME=${SLURM_JOB_START_TIME:-$(job_epoch StartTime)}
   export NEMO_SPECRL_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(job_epoch EndTime)}
   export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}
@@ -54,16 +53,26 @@ next_attempt() {
   export NEMO_SPECRL_ATTEMPT=$n NEMO_SPECRL_ATTEMPT_DIR=$logs/attempt_$n
   ln -sfn "attempt_$n" "$logs/latest"
   echo "$SLURM_JOB_ID" > "$NEMO_SPECRL_ATTEMPT_DIR/job"
-  echo "$NEMO_SPECRL_ROOT_JOB" > "$NEMO_SPECRL_ATTEMPT_DIR/root"
+  root_job > "$NEMO_SPECRL_ATTEMPT_DIR/root"
   cp "$0" "$NEMO_SPECRL_ATTEMPT_DIR/job.sh"
   echo "$SLURM_JOB_NODELIST" > "$NEMO_SPECRL_ATTEMPT_DIR/nodes"
 }
 
+# The job that was submitted: this one, or, for a follow-up job, the first of the chain.
+root_job() {
+  local file
+  for file in "$logs"/attempt_*/followed_by; do
+    if [ "$(cat "$file" 2>/dev/null)" = "$SLURM_JOB_ID" ]; then cat "${file%/*}/root"; return; fi
+  done
+  echo "$SLURM_JOB_ID"
+}
+
 # Attempts of this submission: all of them, or (crashes) those that ended with an error of their own.
 count_attempts() {
-  local folder code n=0
+  local folder code root n=0
+  root=$(cat "$NEMO_SPECRL_ATTEMPT_DIR/root")
   for folder in "$logs"/attempt_*; do
-    [ "$(cat "$folder/root" 2>/dev/null)" = "$NEMO_SPECRL_ROOT_JOB" ] || continue
+    [ "$(cat "$folder/root" 2>/dev/null)" = "$root" ] || continue
     if [ "$1" = crashes ]; then
       code=$(cat "$folder/exit_code" 2>/dev/null || echo 0)
       [ "$code" != 0 ] && [ "$code" != 85 ] || continue

@@ -73,7 +73,7 @@ def parse_scontrol(text: str) -> dict[str, Job]:
     """From `scontrol show job --oneliner`; a record may hold line breaks of its own (in paths)."""
     jobs: dict[str, Job] = {}
     for record in re.split(r"^(?=JobId=)", text, flags=re.MULTILINE):
-        values = {key: value for key, value in re.findall(r"(?:^|\s)(\w+)=(\S*)", record)[::-1]}
+        values = dict(re.findall(r"(?:^|\s)(\w+)=(\S*)", record)[::-1])  # of a repeated key the first one counts
         if "JobId" not in values:
             continue
         job_id = values["JobId"]

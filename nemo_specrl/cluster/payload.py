@@ -55,11 +55,12 @@ def command(run: RunConfig) -> str:
     """The words of our command as a bash array body; ${overrides[@]} is the task's."""
     c = run.cluster
     ours = f'-m nemo_specrl.cli {shlex.quote(c.verb)} "${{overrides[@]}}"'
+    python = " ".join(expandable(word) for word in shlex.split(c.python))
     ranks = ranks_per_node(c)
     if run.trainer.name == "nemo_rl" or ranks * c.nodes == 1:
-        return f"{expandable(c.python)} {ours}"
+        return f"{python} {ours}"
     return (
-        f'{expandable(c.python)} -m torch.distributed.run --nnodes="${{#nodes[@]}}" --nproc-per-node={ranks} '
+        f'{python} -m torch.distributed.run --nnodes="${{#nodes[@]}}" --nproc-per-node={ranks} '
         f'--master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" --max-restarts=0 {ours}'
     )
 

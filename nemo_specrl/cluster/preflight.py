@@ -65,13 +65,14 @@ def render(run: RunConfig, workdir: str, output: str, folder: str, inside: bool)
         options += [text for text in kept if text.lstrip("-").partition("=")[0] not in skipped]
         options.append("--time=10")
     before, words = container(c)
+    python = " ".join(expandable(word) for word in shlex.split(c.python))
     srun = [*options, *before, *(shlex.quote(word) for word in c.extra_srun), *words]
     lines = [
         f"WORKDIR={shlex.quote(workdir)} OUTPUT_DIR={shlex.quote(output)} SCRATCH={expandable(c.scratch)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in c.env.items()),
         *c.setup,
         'cd "$WORKDIR"',
-        f"exec srun {' '.join(srun)} {expandable(c.python)} -m nemo_specrl.cluster.canary {shlex.quote(folder)}",
+        f"exec srun {' '.join(srun)} {python} -m nemo_specrl.cluster.canary {shlex.quote(folder)}",
     ]
     return "\n".join(lines)
 

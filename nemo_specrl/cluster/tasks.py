@@ -10,6 +10,8 @@ from pathlib import PurePosixPath
 
 from nemo_specrl.config.run import RunConfig
 
+_HYDRA_WORDS = ("null", "true", "false", "nan", "inf")
+
 
 @dataclass(frozen=True)
 class Task:
@@ -34,7 +36,7 @@ def plan(run: RunConfig, overrides: Sequence[str]) -> list[Task]:
                 folder /= label
                 words += given
                 if not any(word.startswith("name=") for word in given):
-                    words.append(f"name={label}")
+                    words.append(f"name={hydra_quote(label)}")
             if seed is not None:
                 folder /= f"seed_{seed}"
                 words.append(f"seed={seed}")
@@ -52,7 +54,7 @@ def arm_label(arm: str) -> str:
 
 def hydra_quote(value: str) -> str:
     """A string as Hydra's override grammar reads it back."""
-    if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
+    if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) and value.lower() not in _HYDRA_WORDS:
         return value
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     trailing = len(escaped) - len(escaped.rstrip("\\"))

@@ -129,7 +129,7 @@ def _containers(c: ClusterConfig, run: RunConfig) -> Iterator[str]:
         yield "trainer=nemo_rl needs cluster.gpus_per_node: ray.sub starts its workers by it"
     if ray and c.runtime != "pyxis":
         yield f"trainer=nemo_rl: ray.sub starts containers through pyxis; cluster.runtime={c.runtime} cannot be used"
-    if (c.runtime != "bare" or ray) and not c.image:
+    if (c.runtime in ("pyxis", "apptainer") or ray) and not c.image:
         yield f"cluster.runtime={c.runtime} needs cluster.image"
     if c.runtime == "bare" and not ray and (c.image or c.mounts):
         yield "cluster.image and cluster.mounts have no effect with cluster.runtime=bare: choose pyxis or apptainer"

@@ -94,7 +94,8 @@ class ClusterConfig:
     setup: tuple[str, ...] = ()
     """Shell lines before the payload, outside of the container: module load cuda."""
     python: str = "python"
-    """Python interpreter of the job that has nemo_specrl, inside of the container if there is one."""
+    """The job's Python that has nemo_specrl, inside of the container if there is one; may be several words, such as
+    `uv run python` (so quote a path with spaces)."""
     ranks_per_node: int | None = None
     """Trainer processes per node (torchrun); null = one per GPU, or one."""
     env: dict[str, str] = field(default_factory=dict)

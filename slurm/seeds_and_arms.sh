@@ -1,0 +1,245 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=ablation
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+#SBATCH --time=4:00:00
+#SBATCH --array=0-8%4
+#SBATCH --output=slurm-%A_%a.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --export=ALL
+# Written by `nemo-specrl submit`, site profile generic: a plain job script.
+set -euo pipefail
+
+WORKDIR="$SLURM_SUBMIT_DIR"
+TIME_LIMIT=4:00:00
+REQUEUE=1
+MAX_ATTEMPTS=50
+CRASH_RETRIES=0
+FORWARD_SIGNAL=1
+PORT_BASE=20000
+SCRATCH=/tmp
+
+case $SLURM_ARRAY_TASK_ID in
+  0)
+    OUTPUT_DIR=runs/ablation/vanilla/seed_0
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=0 output_dir=runs/ablation/vanilla/seed_0)
+    ;;
+  1)
+    OUTPUT_DIR=runs/ablation/vanilla/seed_1
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=1 output_dir=runs/ablation/vanilla/seed_1)
+    ;;
+  2)
+    OUTPUT_DIR=runs/ablation/vanilla/seed_2
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=2 output_dir=runs/ablation/vanilla/seed_2)
+    ;;
+  3)
+    OUTPUT_DIR=runs/ablation/spec_rl/seed_0
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=0 output_dir=runs/ablation/spec_rl/seed_0)
+    ;;
+  4)
+    OUTPUT_DIR=runs/ablation/spec_rl/seed_1
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=1 output_dir=runs/ablation/spec_rl/seed_1)
+    ;;
+  5)
+    OUTPUT_DIR=runs/ablation/spec_rl/seed_2
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=2 output_dir=runs/ablation/spec_rl/seed_2)
+    ;;
+  6)
+    OUTPUT_DIR=runs/ablation/exact/seed_0
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=0 output_dir=runs/ablation/exact/seed_0)
+    ;;
+  7)
+    OUTPUT_DIR=runs/ablation/exact/seed_1
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=1 output_dir=runs/ablation/exact/seed_1)
+    ;;
+  8)
+    OUTPUT_DIR=runs/ablation/exact/seed_2
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=2 output_dir=runs/ablation/exact/seed_2)
+    ;;
+esac
+
+NODE_SHELL=$(cat << 'EOF'
+trap '' USR1 USR2
+export TMPDIR=$NEMO_SPECRL_SCRATCH/tmp TRITON_CACHE_DIR=$NEMO_SPECRL_SCRATCH/triton PET_NODE_RANK=${SLURM_NODEID:-0}
+export TORCHINDUCTOR_CACHE_DIR=$NEMO_SPECRL_SCRATCH/inductor VLLM_CACHE_ROOT=$NEMO_SPECRL_SCRATCH/vllm
+mkdir -p "$TMPDIR" "$TRITON_CACHE_DIR" "$TORCHINDUCTOR_CACHE_DIR" "$VLLM_CACHE_ROOT"
+exec "$@"
+EOF
+)
+
+payload() {
+  local command=(python -m nemo_specrl.cli train "${overrides[@]}")
+  exec srun --overlap --kill-on-bad-exit=1 --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 \
+    bash -c "$NODE_SHELL" node "${command[@]}"
+}
+
+# ---- The rest is the same in every script (nemo_specrl/cluster/batch_shell.py). ----
+
+say() { printf '%s nemo-specrl: %s\n' "$(date '+%F %T')" "$*"; }
+
+# Our own copies: NeMo RL's ray.sub unsets every SLURM_ variable before its driver starts.
+job_facts() {
+  export NEMO_SPECRL_JOB_ID=$SLURM_JOB_ID NEMO_SPECRL_JOB_NODELIST=$SLURM_JOB_NODELIST
+  export NEMO_SPECRL_ARRAY_JOB_ID=${SLURM_ARRAY_JOB_ID:-} NEMO_SPECRL_ARRAY_TASK_ID=${SLURM_ARRAY_TASK_ID:-}
+  export NEMO_SPECRL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0} NEMO_SPECRL_TIME_LIMIT=$TIME_LIMIT
+  export NEMO_SPECRL_JOB_START_TIME=${SLURM_JOB_START_TIME:-$(job_epoch StartTime)}
+  export NEMO_SPECRL_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(job_epoch EndTime)}
+  export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}
+  [ -n "$SRUN_CPUS_PER_TASK" ] || unset SRUN_CPUS_PER_TASK
+  mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+  if [ "${#nodes[@]}" = 1 ]; then MASTER_ADDR=127.0.0.1; else MASTER_ADDR=$(node_address "${nodes[0]}"); fi
+  export NEMO_SPECRL_PORT_BASE=$((PORT_BASE + 16 * (SLURM_JOB_ID % 500)))
+  export MASTER_ADDR MASTER_PORT=$NEMO_SPECRL_PORT_BASE
+  export NEMO_SPECRL_SCRATCH=$SCRATCH/nemo-specrl-$(id -u)-$SLURM_JOB_ID
+}
+
+# Slurm before 23.02 states no times in the environment. Empty where the time is Unknown.
+job_epoch() {
+  local text
+  text=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -o " $1=[^ ]*" | cut -d= -f2) || return 0
+  date -d "$text" +%s 2>/dev/null || true
+}
+
+node_address() {
+  local address
+  address=$(scontrol show node "$1" --oneliner | grep -o ' NodeAddr=[^ ]*' | cut -d= -f2) || true
+  echo "${address:-$1}"
+}
+
+# attempt_1, attempt_2, ... in the run's own folder; mkdir decides who takes which number.
+next_attempt() {
+  logs=$OUTPUT_DIR/slurm
+  mkdir -p "$logs"
+  local n=1
+  until mkdir "$logs/attempt_$n" 2>/dev/null; do
+    n=$((n + 1))
+    [ "$n" -lt 100000 ] || { say "cannot make a folder in $logs"; exit 1; }
+  done
+  attempt=$n
+  export NEMO_SPECRL_ATTEMPT=$n NEMO_SPECRL_ATTEMPT_DIR=$logs/attempt_$n
+  ln -sfn "attempt_$n" "$logs/latest"
+  echo "$SLURM_JOB_ID" > "$NEMO_SPECRL_ATTEMPT_DIR/job"
+  root_job > "$NEMO_SPECRL_ATTEMPT_DIR/root"
+  cp "$0" "$NEMO_SPECRL_ATTEMPT_DIR/job.sh"
+  echo "$SLURM_JOB_NODELIST" > "$NEMO_SPECRL_ATTEMPT_DIR/nodes"
+}
+
+# The job that was submitted: this one, or, for a follow-up job, the first of the chain.
+root_job() {
+  local file
+  for file in "$logs"/attempt_*/followed_by; do
+    if [ "$(cat "$file" 2>/dev/null)" = "$SLURM_JOB_ID" ]; then cat "${file%/*}/root"; return; fi
+  done
+  echo "$SLURM_JOB_ID"
+}
+
+# Attempts of this submission: all of them, or (crashes) those that ended with an error of their own.
+count_attempts() {
+  local folder code root n=0
+  root=$(cat "$NEMO_SPECRL_ATTEMPT_DIR/root")
+  for folder in "$logs"/attempt_*; do
+    [ "$(cat "$folder/root" 2>/dev/null)" = "$root" ] || continue
+    if [ "$1" = crashes ]; then
+      code=$(cat "$folder/exit_code" 2>/dev/null || echo 0)
+      [ "$code" != 0 ] && [ "$code" != 85 ] || continue
+    fi
+    n=$((n + 1))
+  done
+  echo "$n"
+}
+
+# The warning of Slurm, a cancel or a preemption. The step gets the user signal: a TERM would make srun kill it at once
+# (on a cancel Slurm itself sends TERM to the ranks). It is repeated, since a rank that still imports ignores it.
+warned() {
+  say "got $1: the trainer is to stop after its step"
+  [ "$FORWARD_SIGNAL" = 1 ] && [ -n "${payload_pid:-}" ] && [ -z "${repeater:-}" ] || return 0
+  while kill -USR1 "$payload_pid" 2>/dev/null; do sleep 15; done & repeater=$!
+}
+
+# `wait` returns when a trap runs: go on until the payload is gone. Sets `code`.
+wait_payload() {
+  code=0
+  while :; do
+    code=0
+    wait "$payload_pid" || code=$?
+    kill -0 "$payload_pid" 2>/dev/null || break
+  done
+  [ -z "${repeater:-}" ] || kill "$repeater" 2>/dev/null || true
+}
+
+# Only a job that Slurm still lets run may come back: a cancelled one must not.
+again() {
+  local state
+  state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T 2>/dev/null) || state=unknown
+  case $state in
+    RUNNING*) ;;
+    *) say "the job is ${state:-gone}: not started again"; return 0 ;;
+  esac
+  if [ "$(count_attempts all)" -ge "$MAX_ATTEMPTS" ]; then
+    say "this was the last of $MAX_ATTEMPTS attempts (cluster.max_attempts): submit again to go on from the checkpoint"
+    return 0
+  fi
+  if [ "$REQUEUE" = 1 ]; then
+    say "requeue"
+    trap 'exit "$code"' TERM  # Slurm now ends this shell
+    if scontrol requeue "$SLURM_JOB_ID"; then sleep 300; fi
+    say "requeue was refused: submitting a follow-up job"
+  fi
+  follow_up
+}
+
+# SLURM_ and SBATCH_ variables of this job would bend the options of the next one.
+follow_up() (
+  array=${SLURM_ARRAY_TASK_ID:+--array=$SLURM_ARRAY_TASK_ID}
+  this=$SLURM_JOB_ID
+  for name in "${!SLURM_@}" "${!SBATCH_@}" SRUN_CPUS_PER_TASK; do [ "$name" = SLURM_CONF ] || unset "$name"; done
+  id=$(sbatch --parsable --dependency="afterany:$this" ${array:+"$array"} --output="${logs//%/%%}/slurm-%j.log" \
+    "$NEMO_SPECRL_ATTEMPT_DIR/job.sh")
+  echo "${id%%;*}" > "$NEMO_SPECRL_ATTEMPT_DIR/followed_by"
+  say "job ${id%%;*} goes on after this one"
+)
+
+clean_scratch() {
+  rm -rf -- "${NEMO_SPECRL_SCRATCH:?}"
+  [ "${#nodes[@]}" = 1 ] || timeout 30 srun --overlap --ntasks-per-node=1 --ntasks="${#nodes[@]}" \
+    rm -rf -- "$NEMO_SPECRL_SCRATCH" 2>/dev/null || true
+}
+
+main() {
+  cd "$WORKDIR"
+  mkdir -p "$OUTPUT_DIR"
+  OUTPUT_DIR=$(cd "$OUTPUT_DIR" && pwd)
+  job_facts
+  next_attempt
+  trap clean_scratch EXIT
+  say "job $SLURM_JOB_ID, attempt $attempt on ${nodes[*]}, ends $(date -d "@$NEMO_SPECRL_JOB_END_TIME" '+%F %T' \
+    2>/dev/null || echo 'at no known time'); log: $NEMO_SPECRL_ATTEMPT_DIR/output.log"
+  if [ "$(count_attempts all)" -gt "$MAX_ATTEMPTS" ]; then
+    say "more than $MAX_ATTEMPTS attempts (cluster.max_attempts): giving up"
+    exit 1
+  fi
+  # In a background function `exec` replaces the subshell, so that payload_pid is srun itself.
+  trap 'warned USR1' USR1
+  trap 'warned USR2' USR2
+  trap 'warned TERM' TERM
+  payload >> "$NEMO_SPECRL_ATTEMPT_DIR/output.log" 2>&1 < /dev/null & payload_pid=$!
+  wait_payload
+  if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=85; fi
+  echo "$code" > "$NEMO_SPECRL_ATTEMPT_DIR/exit_code"
+  clean_scratch
+  case $code in
+    0) say "finished" ;;
+    85) say "stopped early with a checkpoint: $(cat "$NEMO_SPECRL_ATTEMPT_DIR/requeue" 2>/dev/null)"; again ;;
+    *)
+      say "failed with exit code $code; the end of its log:"
+      tail -n 20 "$NEMO_SPECRL_ATTEMPT_DIR/output.log"
+      if [ "$(count_attempts crashes)" -le "$CRASH_RETRIES" ]; then again; fi
+      ;;
+  esac
+  exit "$code"
+}
+
+main
