@@ -60,7 +60,7 @@ class RunTracker:
             if number is None:
                 self._drop("not a number", f"metric {raw!r} is not a number: it is left out")
             elif self._last.get(key) != step:
-                kept[key] = number
+                kept[key] = number if isinstance(number, int) else float(f"{number:.9g}")  # finer than fp32
                 self._last[key] = step
         if kept:
             self._append("metrics", attempt=self.attempt, step=int(step), values=kept)

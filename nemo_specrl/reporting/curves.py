@@ -1,0 +1,80 @@
+"""An arm's seeds -> one curve with its band, short enough to draw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_specrl.reporting.history import Column, RunHistory
+from nemo_specrl.reporting.measures import ALIGNMENTS, axis, curve
+from nemo_specrl.reporting.stats import student_quantile
+
+POINTS = 240
+"""Most points of a curve."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart; the arrays are of one length."""
+
+    name: str
+    x: Column
+    y: Column
+    low: Column
+    """Lower end of the interval over seeds; NaN where only one seed has a value."""
+    high: Column
+
+
+def arm_curves(arms: Mapping[str, Sequence[RunHistory]], key: str) -> dict[str, list[Curve]]:
+    """Alignment -> one curve per arm that recorded the metric; empty if none did."""
+    charts: dict[str, list[Curve]] = {}
+    for align in ALIGNMENTS:
+        curves = [c for arm, runs in arms.items() if (c := _mean_curve(arm, runs, key, align)) is not None]
+        if curves:
+            charts[align] = curves
+    return charts
+
+
+def _mean_curve(arm: str, runs: Sequence[RunHistory], key: str, align: str) -> Curve | None:
+    """Seeds are brought to one grid up to where the shortest ends, and averaged there.
+
+    Each grid cell holds the mean of the steps in it, so a long run's noise shrinks and nothing is picked out."""
+    points: list[tuple[Column, Column]] = []
+    for run in runs:
+        x, y = axis(run, align), curve(run, key)
+        known = ~np.isnan(y)
+        if known.any():
+            points.append((x[known], y[known]))
+    if not points:
+        return None
+    start, end = max(float(x[0]) for x, _ in points), min(float(x[-1]) for x, _ in points)
+    cells = min(POINTS, *(len(x) for x, _ in points)) if end > start else 1
+    edges = np.linspace(start, end, cells + 1)
+    values = np.array([_binned(x, y, edges) for x, y in points])
+    count = (~np.isnan(values)).sum(0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.nansum(values, 0) / count
+        spread = np.sqrt(np.nansum((values - mean) ** 2, 0) / (count - 1))
+    half = np.full(cells, np.nan)
+    for n in np.unique(count[count > 1]):
+        half[count == n] = student_quantile(int(n) - 1) * spread[count == n] / math.sqrt(n)
+    kept = count > 0
+    middle: Column = np.asarray((edges[:-1] + edges[1:]) / 2 if end > start else edges[:1], np.float64)
+    if align == "step" and cells == end - start + 1:
+        middle = np.arange(start, end + 1, dtype=np.float64)
+    return Curve(arm, middle[kept], mean[kept], (mean - half)[kept], (mean + half)[kept])
+
+
+def _binned(x: Column, y: Column, edges: Column) -> Column:
+    """[len(edges) - 1] mean of y in each cell, NaN in an empty one; the last cell includes its end."""
+    cells = len(edges) - 1
+    if edges[-1] <= edges[0]:
+        return np.array([y.mean()])
+    inside = (x >= edges[0]) & (x <= edges[-1])
+    cell = np.minimum(((x[inside] - edges[0]) / (edges[-1] - edges[0]) * cells).astype(int), cells - 1)
+    count = np.bincount(cell, minlength=cells)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.bincount(cell, y[inside], minlength=cells) / np.where(count, count, np.nan))
