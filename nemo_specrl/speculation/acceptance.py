@@ -245,11 +245,17 @@ def make_rule(name: str, log_lenience: float = 0.0) -> Rule:
 
 def draw(weights: Probs, u: float) -> int:
     """The index that uniform `u` in [0, 1) picks from unnormalised `weights` [V], by inverse CDF; -1 if all are 0."""
+    return int(draws(weights, np.asarray([u]))[0])
+
+
+def draws(weights: Probs, u: Probs) -> NDArray[np.int64]:
+    """[n] as `draw`, for uniforms [n]."""
     total = np.cumsum(weights)
     if not total[-1] > 0:
-        return -1
+        return np.full(len(u), -1)
     # side="right" never lands on a zero weight; the bound guards u * total rounding up to total.
-    return min(int(np.searchsorted(total, u * total[-1], side="right")), int(np.flatnonzero(weights)[-1]))
+    found = np.minimum(np.searchsorted(total, u * total[-1], side="right"), np.flatnonzero(weights)[-1])
+    return np.asarray(found, dtype=np.int64)
 
 
 def ratio(numerator: Probs, q: Probs) -> Probs:

@@ -56,7 +56,8 @@ class RolloutCache:
 
     def put(self, rollout: Rollout, epoch: int) -> None:
         """Remember a rollout of `epoch`, in place of an equal (epoch, prompt, slot), and drop what is too old or too
-        much. One that alone is larger than the cache is dropped itself."""
+        much. One that alone is larger than the cache is dropped itself. Epochs never go back."""
+        assert not self._rollouts or epoch >= next(reversed(self._rollouts))[0], "epochs never go back"
         size = nbytes(rollout)
         if size > self.max_bytes:
             self.counts["dropped"] += 1

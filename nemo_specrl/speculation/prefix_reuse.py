@@ -211,8 +211,8 @@ class ReuseStats:
         )
 
     def __add__(self, other: ReuseStats) -> ReuseStats:
-        mine, theirs = vars(self), vars(other)
-        return ReuseStats(**{name: mine[name] + theirs[name] for name in mine})
+        theirs = vars(other)
+        return ReuseStats(**{name: mine + theirs[name] for name, mine in vars(self).items()})
 
     def metrics(self) -> dict[str, float]:
         """`rollout/*` and `reuse/*`; a rate is left out where nothing was counted."""

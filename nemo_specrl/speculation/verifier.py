@@ -10,7 +10,7 @@ Shapes: T draft tokens of a row, t of them in a chunk, K stored candidates, V vo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,7 +60,7 @@ class Draft:
         return self.rollout.finish_reason == "stop" and self.length == self.rollout.length and not self.unknown_last
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sums:
     """Sums over verified positions; rates are ratios of them."""
 
@@ -79,7 +79,8 @@ class Sums:
     bias_positions: int = 0
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        theirs = vars(other)
+        return Sums(**{name: mine + theirs[name] for name, mine in vars(self).items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class Verifier:
                     "this cache was filled without; set reuse.topk > 0 and start from an empty cache"
                 )
         self.rule, self.drafts, self.seed, self.step, self.topk = rule, list(drafts), seed, step, topk
-        self._state: dict[int, tuple[float, _End | None]] = {}
+        self._state: dict[int, tuple[float, _End | None, Probs]] = {}
 
     @property
     def rows(self) -> list[tuple[IntArray, IntArray]]:
@@ -146,11 +147,11 @@ class Verifier:
         """Reduce positions start .. start + t - 1 of a row; `logprobs` [t, V] of the sampling law."""
         draft, rule = self.drafts[row], self.rule
         stop = start + len(logprobs)
-        before, end = self._state[row] if start else (1.0, None)
+        before, end, u = self._state[row] if start else (1.0, None, self._uniforms(draft, "accept"))
         e, ids, entropy = self._evidence(draft, start, logprobs)
         weights = rule.weights(e, before)
         tests = rule.test(e, weights)
-        passed = self._uniforms(draft, "accept")[start:stop] < tests
+        passed = u[start:stop] < tests
         if rule.longest:
             passed[0] |= start == 0
             ends = np.flatnonzero(passed)[-1:]
@@ -166,10 +167,9 @@ class Verifier:
                 p = np.exp(end.policy_logprob)
                 bump = law.bump[i][ids[i] == end.token].sum()
                 end = _End(end.kept, end.token, end.policy_logprob, float(np.log(law.scale[i] * p + bump)))
-        whole = rule.longest and stop == draft.length
-        if whole and self._uniforms(draft, "accept")[-1] < rule.final(float(weights[-1])):
+        if rule.longest and stop == draft.length and u[-1] < rule.final(float(weights[-1])):
             end = None
-        self._state[row] = (float(weights[-1]), end)
+        self._state[row] = (float(weights[-1]), end, u)
         with np.errstate(divide="ignore"):
             log_p, log_law = np.log(e.p), np.log(e.p if law is None else law.at_draft)
         scale, bump = (None, None) if law is None else (law.scale[:alive], law.bump[:alive])
