@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 _BOXED = re.compile(r"\\f?boxed\s*\{")
-_MARKER = re.compile(r"(?:\banswer(?:\s|\*)*(?:is|:|=)(?:\s|\*)*:?|####)[ \t]*(?P<span>[^\n]*)", flags=re.IGNORECASE)
+_MARKER = re.compile(r"(?:\banswer(?:\s|\*)*(?:is|:|=)(?:\s|\*)*:?|####)[ \t]*", flags=re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=[^\s.])[.!?](?=\s|$).*")
 _NUMBER = r"[-+−]?\s?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.\d*|(?<!\d)\.\d+)?"
 _PLAIN = re.compile(rf"(?P<top>{_NUMBER})(?:\s?/\s?(?P<bottom>\d+))?\s?(?P<percent>\\?%)?")
@@ -32,7 +32,8 @@ def extract_answer(text: str) -> str | None:
             if inner is None:
                 return None
         else:
-            marked = [match["span"] for match in _MARKER.finditer(text) if match["span"].strip()]
+            spans = (text[match.end() :].partition("\n")[0] for match in _MARKER.finditer(text))
+            marked = [span for span in spans if span.strip()]
             if not marked:
                 return _unwrap(text)
             inner = _SENTENCE_END.sub("", marked[-1])

@@ -21,7 +21,7 @@ class MathReward:
 
     def check(self, prompt: Prompt) -> None:
         """ValueError for a reference answer that no response could equal."""
-        if not extract_answer(prompt.answer):
+        if not (extract_answer(prompt.answer) or "").strip("$ "):
             raise ValueError(
                 f"the prompt {prompt.text[:60]!r} has the answer {prompt.answer!r}, which has nothing to compare with "
                 f"(empty, or a \\boxed{{ without its closing brace). Repair the row."
