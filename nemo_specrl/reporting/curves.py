@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from nemo_specrl.reporting.history import Column, RunHistory
 from nemo_specrl.reporting.measures import ALIGNMENTS, axis, curve
-from nemo_specrl.reporting.stats import student_quantile
 
 POINTS = 240
 """Most points of a curve."""
@@ -24,7 +22,8 @@ class Curve:
     x: Column
     y: Column
     low: Column
-    """Lower end of the interval over seeds; NaN where only one seed has a value."""
+    """The lowest seed's value; NaN where only one seed has one. A band is the seeds' range: an interval of two or three
+    seeds would dwarf the curves."""
     high: Column
 
 
@@ -57,15 +56,14 @@ def _mean_curve(arm: str, runs: Sequence[RunHistory], key: str, align: str) -> C
     count = (~np.isnan(values)).sum(0)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.nansum(values, 0) / count
-        spread = np.sqrt(np.nansum((values - mean) ** 2, 0) / (count - 1))
-    half = np.full(cells, np.nan)
-    for n in np.unique(count[count > 1]):
-        half[count == n] = student_quantile(int(n) - 1) * spread[count == n] / math.sqrt(n)
+    several = count > 1
+    low = np.where(several, np.nanmin(np.where(several, values, 0.0), 0), np.nan)
+    high = np.where(several, np.nanmax(np.where(several, values, 0.0), 0), np.nan)
     kept = count > 0
     middle: Column = np.asarray((edges[:-1] + edges[1:]) / 2 if end > start else edges[:1], np.float64)
     if align == "step" and cells == end - start + 1:
         middle = np.arange(start, end + 1, dtype=np.float64)
-    return Curve(arm, middle[kept], mean[kept], (mean - half)[kept], (mean + half)[kept])
+    return Curve(arm, middle[kept], mean[kept], low[kept], high[kept])
 
 
 def _binned(x: Column, y: Column, edges: Column) -> Column:

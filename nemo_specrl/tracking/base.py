@@ -24,6 +24,10 @@ class Tracker(Protocol):
         """Facts about the run: versions, job, stamps."""
         ...
 
+    def dataset(self, name: str, digest: str, source: str, context: str = "training") -> None:
+        """Which data the run reads: a name, a digest of its content (36 characters at most), where it came from."""
+        ...
+
     def artifact(self, path: Path, folder: str = "") -> None:
         """Copy a small file to the run."""
         ...

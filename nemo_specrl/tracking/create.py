@@ -7,21 +7,25 @@ import logging
 from pathlib import Path
 
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.tracking.base import Tracker
 from nemo_specrl.tracking.follower import Follower
 from nemo_specrl.tracking.mlflow_sink import MlflowSink
+from nemo_specrl.tracking.null import NullTracker
 from nemo_specrl.tracking.tracker import RunTracker
 from nemo_specrl.tracking.uri import resolve_uri
 
 LOG = logging.getLogger("nemo_specrl.tracking")
 
 
-def create_tracker(run: RunConfig, output_dir: Path, *, resumed: bool) -> RunTracker:
+def create_tracker(run: RunConfig, output_dir: Path, *, resumed: bool, enabled: bool = True) -> Tracker:
     """Open the run's spool and, in the background, its MLflow run; record the configuration and where it runs.
 
-    Call it in one process of a run. `resumed` says whether the loop continues from a checkpoint: the MLflow run of
+    Only one process of a run records it: the others pass `enabled=False`. `resumed` says whether the loop continues from a checkpoint: the MLflow run of
     the folder is reopened either way. Raises OSError if the folder cannot be written; and only with
     `tracking.required`, ConnectionError if MLflow cannot be reached and ValueError if its URI is unusable.
     """
+    if not enabled:
+        return NullTracker()
     tracking = run.tracking
     tracker = RunTracker(output_dir, flush_timeout_s=tracking.flush_timeout_s, max_rows=tracking.sample_rollouts)
     if tracking.mlflow:
