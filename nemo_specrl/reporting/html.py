@@ -16,7 +16,7 @@ from nemo_specrl.reporting.words import cell, favour
 READING = (
     "Intervals are 95 %: Student's over seeds; against the baseline, the wider of Student's and the bootstrap's over "
     "pairs of seeds. Speedups are baseline / arm. A difference is claimed only where its interval leaves no room for "
-    "none, and never from one seed. Blank: not recorded."
+    "none, and never from one seed. Bands in the charts are the range over seeds. Blank: not recorded."
 )
 X_LABELS = {"step": "step", "time": "seconds of training", "tokens": "response tokens generated"}
 _TABS = {"step": "by step", "time": "by time", "tokens": "by tokens"}
@@ -77,17 +77,17 @@ def figures_table(comparison: Comparison) -> str:
 
 def charts(comparison: Comparison) -> str:
     """A figure per metric that any run recorded, with tabs for what it is drawn against."""
-    parts = [_figure(CURVES[key], panels, comparison.align) for key, panels in comparison.charts.items() if panels]
+    parts = [_figure(CURVES[key], panels, comparison) for key, panels in comparison.charts.items() if panels]
     stages = {arm: pieces for arm, pieces in comparison.stages.items() if pieces}
     if stages:
         names = list(dict.fromkeys(name for pieces in stages.values() for name in pieces))
         svg = stacked_bars(stages, label="where a step's time goes", x_label="seconds per step")
-        parts.insert(1, f"<figure><h3>where a step's time goes</h3>{legend(names)}{svg}</figure>")
+        parts.insert(1, f"<figure><h3>where a step's time goes</h3>{legend(names, names)}{svg}</figure>")
     return f'<div class="charts">{"".join(parts)}</div>'
 
 
-def _figure(title: str, panels: Mapping[str, Sequence[Curve]], align: str) -> str:
-    chosen = align if align in panels else next(iter(panels))
+def _figure(title: str, panels: Mapping[str, Sequence[Curve]], comparison: Comparison) -> str:
+    chosen = comparison.align if comparison.align in panels else next(iter(panels))
     tabs = "".join(
         f'<button type="button" class="tab" data-tab="{key}" aria-selected="{str(key == chosen).lower()}">'
         f"{_TABS[key]}</button>"
@@ -95,11 +95,11 @@ def _figure(title: str, panels: Mapping[str, Sequence[Curve]], align: str) -> st
     )
     drawn = "".join(
         f'<div data-panel="{key}"{"" if key == chosen else " hidden"}>'
-        f"{line_chart(curves, label=title, x_label=X_LABELS[key])}</div>"
+        f"{line_chart(curves, names=comparison.arms, label=title, x_label=X_LABELS[key])}</div>"
         for key, curves in panels.items()
     )
     names = [curve.name for curve in panels[chosen]]
-    return f'<figure><h3>{escape(title)}</h3><div class="tabs">{tabs}</div>{legend(names)}{drawn}</figure>'
+    return f'<figure><h3>{escape(title)}</h3><div class="tabs">{tabs}</div>{legend(names, comparison.arms)}{drawn}</figure>'
 
 
 def differences(title: str, diff: Diff, arms: Sequence[str]) -> str:

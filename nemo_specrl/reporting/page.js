@@ -44,16 +44,16 @@ for (const figure of document.querySelectorAll("figure")) {
       tip.replaceChildren();
       const head = document.createElement("span"); let shown = null;
       tip.append(head);
-      chart.series.forEach((series, index) => {
-        if (!series.x.length || hidden(figure, series.name)) return;
+      for (const series of chart.series) {
+        if (!series.x.length || hidden(figure, series.name)) continue;
         let best = 0;
         for (let i = 1; i < series.x.length; i++) if (Math.abs(series.x[i] - at) < Math.abs(series.x[best] - at)) best = i;
         shown ??= series.x[best];
         const row = document.createElement("div"), swatch = document.createElement("span"), value = document.createElement("b");
-        swatch.className = `swatch s${index % 8}`;
+        swatch.className = `swatch s${series.colour}`;
         value.textContent = short(series.y[best]) + (series.low[best] === null ? "" : `  [${short(series.low[best])}, ${short(series.high[best])}]`);
         row.append(swatch, series.name, value); tip.append(row);
-      });
+      }
       if (shown === null) return hide();
       head.textContent = `${chart.label} ${short(shown)}`;
       const pixel = left + (shown - low) / (high - low || 1) * (right - left);

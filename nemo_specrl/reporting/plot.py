@@ -38,17 +38,28 @@ class _Frame:
         return "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in zip(self.px(x), self.py(y), strict=True))
 
 
-def line_chart(curves: Sequence[Curve], *, label: str, x_label: str) -> str:
-    """Lines with their bands over seeds. Values under the pointer come from the data that the SVG carries."""
+def line_chart(curves: Sequence[Curve], *, names: Sequence[str], label: str, x_label: str) -> str:
+    """Lines with the range of their seeds. Values under the pointer come from the data that the SVG carries.
+
+    A curve's colour is its place among `names`, so that an arm looks the same in every chart."""
     frame = _Frame(
         _range([c.x for c in curves], pad=0.0), _range([a for c in curves for a in (c.y, c.low, c.high)], pad=0.05)
     )
     parts = [_axes(frame, x_label)]
-    for index, curve in enumerate(curves):
+    for curve in curves:
         name = escape(curve.name, quote=True)
-        parts.append(f'<g class="series s{index % COLOURS}" data-series="{name}">{_shape(curve, frame)}</g>')
+        parts.append(
+            f'<g class="series s{names.index(curve.name) % COLOURS}" data-series="{name}">{_shape(curve, frame)}</g>'
+        )
     parts.append(f'<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" visibility="hidden"/>')
-    series = [{"name": c.name, **{key: _short(getattr(c, key)) for key in ("x", "y", "low", "high")}} for c in curves]
+    series = [
+        {
+            "name": c.name,
+            "colour": names.index(c.name) % COLOURS,
+            **{key: _short(getattr(c, key)) for key in ("x", "y", "low", "high")},
+        }
+        for c in curves
+    ]
     data = {"x": frame.x, "box": [LEFT, WIDTH - RIGHT], "label": x_label, "series": series}
     return _svg(label, "".join(parts), data)
 
@@ -85,12 +96,12 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], *, label: str, x_label
     return _svg(label, "".join(parts), None, height)
 
 
-def legend(names: Sequence[str]) -> str:
-    """Buttons that hide and show a series of the chart beside them."""
+def legend(shown: Sequence[str], names: Sequence[str]) -> str:
+    """Buttons that hide and show a series of the chart beside them, in the colours of `names`."""
     buttons = "".join(
         f'<button type="button" class="key" aria-pressed="true" data-toggle="{escape(name, quote=True)}">'
-        f'<span class="swatch s{index % COLOURS}"></span>{escape(name)}</button>'
-        for index, name in enumerate(names)
+        f'<span class="swatch s{names.index(name) % COLOURS}"></span>{escape(name)}</button>'
+        for name in shown
     )
     return f'<div class="legend">{buttons}</div>'
 

@@ -20,8 +20,8 @@ LOG = logging.getLogger("nemo_specrl.tracking")
 def create_tracker(run: RunConfig, output_dir: Path, *, resumed: bool, enabled: bool = True) -> Tracker:
     """Open the run's spool and, in the background, its MLflow run; record the configuration and where it runs.
 
-    Only one process of a run records it: the others pass `enabled=False`. `resumed` says whether the loop continues from a checkpoint: the MLflow run of
-    the folder is reopened either way. Raises OSError if the folder cannot be written; and only with
+    Only one process of a run records it: the others pass `enabled=False`. `resumed` says whether the loop continues
+    from a checkpoint: the MLflow run of the folder is reopened either way. Raises OSError if the folder cannot be written; and only with
     `tracking.required`, ConnectionError if MLflow cannot be reached and ValueError if its URI is unusable.
     """
     if not enabled:

@@ -95,12 +95,14 @@ def chromium(folder: Path) -> Iterator[Browser]:
     if EXECUTABLE is None:
         pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
     pytest.importorskip("websockets", reason="the package websockets drives Chromium here; vLLM brings it")
-    flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-port=0"]
+    flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    flags.append("--remote-debugging-port=0")
     if os.geteuid() == 0:
         flags.append("--no-sandbox")
     profile = folder / "profile"
     with (folder / "chromium.log").open("wb") as log:
-        process = subprocess.Popen([EXECUTABLE, *flags, f"--user-data-dir={profile}", "about:blank"], stderr=log, stdout=log)
+        command = [EXECUTABLE, *flags, f"--user-data-dir={profile}", "about:blank"]
+        process = subprocess.Popen(command, stderr=log, stdout=log)
     try:
         port = _wait_for_port(profile / "DevToolsActivePort", process)
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=30) as answer:
