@@ -65,7 +65,7 @@ def parse_sacct(text: str) -> dict[str, Job]:
             raise ValueError(f"sacct answered {line!r}, not the fields {', '.join(_SACCT_FIELDS)}")
         job_id, state, exit_code, elapsed, nodes, reason = values
         for name in _each_task(job_id):
-            jobs[name] = Job(name, state.split(" ")[0], exit_code, elapsed, nodes, _known(reason))
+            jobs[name] = Job(name, state.split(" ")[0], exit_code, elapsed, _known(nodes), _known(reason))
     return jobs
 
 

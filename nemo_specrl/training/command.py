@@ -103,17 +103,19 @@ def run_training(run: RunConfig) -> int:
     from nemo_specrl.cluster.walltime import job_deadline
     from nemo_specrl.training.folder import claim
     from nemo_specrl.training.loop import train
-    from nemo_specrl.training.signals import REQUEUE_EXIT_CODE, StopSignal
+    from nemo_specrl.training.signals import StopSignal, hand_over
     from nemo_specrl.training.summary import summarise
 
     folder = Path(run.output_dir).expanduser().resolve()
     main = int(os.environ.get("RANK", "0")) == 0
     claimed = claim(run, folder=folder, resume=run.trainer.resume) if main else nullcontext(False)
-    with claimed as resumed, StopSignal(deadline=job_deadline(os.environ)) as signal:
+    stop = StopSignal(deadline=job_deadline(os.environ), reserve_s=run.cluster.stop_before_end_s)
+    with claimed as resumed, stop as signal:
         outcome = train(run, folder, resumed=resumed, signal=signal)
         if main:
             summarise(run, folder, outcome)
-    return REQUEUE_EXIT_CODE if outcome.stopped else 0
+    early = outcome.stopped is not None and outcome.steps < outcome.total
+    return hand_over(outcome.stopped or "") if early else 0
 
 
 def prepare_command(args: list[str]) -> int:
