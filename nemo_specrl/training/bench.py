@@ -65,7 +65,7 @@ def bench_command(args: list[str]) -> int:
             print(f"# {name}\n{OmegaConf.to_yaml(OmegaConf.structured(run))}")
         return 0
     first = next(iter(runs.values()))
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     folders: list[Path] = []
     total = len(arms) * first.bench.repeats
     for repeat in range(first.bench.repeats):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from contextlib import nullcontext
@@ -82,6 +83,7 @@ def _through_nemo(parsed: Arguments) -> int:
     outcome: list[int | BaseException] = []
 
     def task(tree: DictConfig) -> None:
+        quiet_libraries()
         try:
             outcome.append(run_training(to_run_config(tree)))
         except BaseException as error:  # Hydra would swallow the type: carry it past Hydra and raise it there
@@ -96,6 +98,14 @@ def _through_nemo(parsed: Arguments) -> int:
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+def quiet_libraries() -> None:
+    """Hydra's logging prints every library's chatter: keep what is a warning, and what is ours."""
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("nemo_specrl").setLevel(logging.INFO)
+    for name in ("mlflow", "alembic", "megatron"):  # these set levels of their own
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def run_training(run: RunConfig) -> int:

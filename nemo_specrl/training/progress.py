@@ -19,7 +19,7 @@ class Progress:
     """Says what is being done. On a terminal it is live; in a log file only the step lines and phases are printed."""
 
     def __init__(self, *, enabled: bool, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=False, highlight=False, quiet=not enabled)
+        self.console = console or Console(highlight=False, soft_wrap=True, quiet=not enabled)
         self._live = RichProgress(
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -14,7 +14,7 @@ from nemo_specrl.training.loop import Outcome
 
 def summarise(run: RunConfig, folder: Path, outcome: Outcome) -> None:
     """Print the summary and write the report."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     history = load_run(folder)
     new, reused = history.total("rollout/new_tokens"), history.total("rollout/reused_tokens")
     console.rule(f"{run.name}: {outcome.steps} of {outcome.total} steps" + (" (stopped)" if outcome.stopped else ""))
