@@ -8,7 +8,18 @@ from nemo_specrl.reporting.history import RunHistory
 
 Diff = dict[str, dict[str, str | None]]
 _IDENTITY = {"name", "seed", "output_dir", "arm"}
-_PER_RUN = ("resume.", "nemo_specrl.", "mlflow.", "slurm.job", "slurm.nodes", "slurm.attempt", "checkpoint.", "host")
+_PER_RUN = (
+    "attempt.",
+    "resume.",
+    "nemo_specrl.",
+    "mlflow.",
+    "slurm.job",
+    "slurm.nodes",
+    "slurm.attempt",
+    "slurm.restarts",
+    "checkpoint.",
+    "host",
+)
 """Tags that differ between any two runs and explain nothing."""
 
 

@@ -98,8 +98,8 @@ def _figure(title: str, panels: Mapping[str, Sequence[Curve]], comparison: Compa
         f"{line_chart(curves, names=comparison.arms, label=title, x_label=X_LABELS[key])}</div>"
         for key, curves in panels.items()
     )
-    names = [curve.name for curve in panels[chosen]]
-    return f'<figure><h3>{escape(title)}</h3><div class="tabs">{tabs}</div>{legend(names, comparison.arms)}{drawn}</figure>'
+    keys = legend([curve.name for curve in panels[chosen]], comparison.arms)
+    return f'<figure><h3>{escape(title)}</h3><div class="tabs">{tabs}</div>{keys}{drawn}</figure>'
 
 
 def differences(title: str, diff: Diff, arms: Sequence[str]) -> str:

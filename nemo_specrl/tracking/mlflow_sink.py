@@ -182,6 +182,7 @@ class MlflowSink:
                 raise
             if len(self.refusals) < 20:
                 self.refusals.append(str(error).splitlines()[0][:300])
+                LOG.warning("MLflow refuses an entry for good: %s", self.refusals[-1])
             return False
         return True
 
@@ -189,6 +190,7 @@ class MlflowSink:
 def _connect(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # migrations are no news to a trainer
     try:
         return MlflowClient(tracking_uri=uri)
     except ModuleNotFoundError as error:

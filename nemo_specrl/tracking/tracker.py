@@ -15,6 +15,7 @@ from nemo_specrl.tracking.base import RunStatus
 from nemo_specrl.tracking.follower import Follower
 from nemo_specrl.tracking.redact import redact, redact_text
 from nemo_specrl.tracking.spool import EVENTS, Spool, read_events
+from nemo_specrl.tracking.system import SystemMetrics
 from nemo_specrl.tracking.values import KeyCollisionError, KeyTable, flatten, numbers, stable_text
 
 LOG = logging.getLogger("nemo_specrl.tracking")
@@ -36,6 +37,7 @@ class RunTracker:
         self._spool = Spool(output_dir / EVENTS)
         self._spool.append("start", attempt=self.attempt, spool=self.spool_id)
         self._follower: Follower | None = None
+        self._system: SystemMetrics | None = None
         self._keys = KeyTable()
         self._last: dict[str, int] = {}
         self._flush_timeout_s = flush_timeout_s
@@ -48,6 +50,10 @@ class RunTracker:
         """From now on this thread sends the spool on."""
         self._follower = follower
         follower.start()
+
+    def sample_system(self, every_s: float) -> None:
+        """Record this node's load every so many seconds until the run is closed; 0 = not."""
+        self._system = SystemMetrics(self.output_dir, every_s)
 
     def metrics(self, values: Mapping[str, Any], step: int) -> None:
         kept: dict[str, float | int] = {}
@@ -123,6 +129,8 @@ class RunTracker:
         if self._closed:
             return
         self._closed = True
+        if self._system is not None:
+            self._system.stop()
         self._append("end", attempt=self.attempt, status=status, drops=dict(self.drops))
         if self._follower is not None:
             pending = self._follower.close(self._flush_timeout_s)
