@@ -15,7 +15,7 @@ from nemo_specrl.models.tiny import build_tiny
 BUILTIN: dict[str, Callable[[Path], str]] = {"smollm2-135m": build_smollm2, "tiny": build_tiny}
 """Built-in models: name -> what fills its folder. A new one is one line."""
 
-_VERSION = 1  # raise it when a builder changes what it makes: folders of older versions are then left alone
+_VERSION = 2  # raise it when a builder changes what it makes: folders of older versions are then left alone
 
 _PREFIX = "builtin:"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
