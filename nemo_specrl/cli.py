@@ -133,8 +133,8 @@ def run(args: list[str]) -> int:
         if (error.name or "").split(".")[0] in ("nemo_specrl", ""):
             raise
         print(
-            f"nemo-specrl {args[0]} needs '{error.name}', which is not installed: install the extra nemo-specrl[cpu] or "
-            f"nemo-specrl[gpu] (from a checkout: make .venv), or use the container ({Path('docs/containers.md')})",
+            f"nemo-specrl {args[0]} needs '{error.name}', which is not installed: install the extra nemo-specrl[cpu] "
+            f"or nemo-specrl[gpu] (from a checkout: make .venv), or use the container ({Path('docs/containers.md')})",
             file=sys.stderr,
         )
         return 2

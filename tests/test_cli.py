@@ -12,7 +12,9 @@ HEAVY = ("torch", "mlflow", "vllm", "megatron", "transformers", "nemo")
 
 
 def test_help_is_fast_and_imports_nothing_heavy() -> None:
-    code = f"import sys; from nemo_specrl.cli import run; run(['--help']); print([m for m in {HEAVY} if m in sys.modules])"
+    code = (
+        f"import sys; from nemo_specrl.cli import run; run(['--help']); print([m for m in {HEAVY} if m in sys.modules])"
+    )
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
@@ -43,7 +45,9 @@ def test_dump_config_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -
     assert "rule: lenient" in capsys.readouterr().out
 
 
-def test_missing_extra_is_a_hint_not_a_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_a_hint_not_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def needs_torch(args: list[str]) -> int:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 

@@ -1,4 +1,4 @@
-"""Hydra composition: groups and overrides in, a validated `RunConfig` out. No torch, fast enough for `--help`-like use."""
+"""Hydra composition: groups and overrides in, a validated `RunConfig` out. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -57,7 +57,7 @@ def compose_tree(
         raise ValueError(f"no configuration folder {folder}: give an existing one with --config-path")
     try:
         with initialize_config_dir(str(folder), version_base="1.3"):
-            return hydra_compose(config_name, overrides=[open_dict_override(o) for o in overrides])
+            return cast(DictConfig, hydra_compose(config_name, overrides=[open_dict_override(o) for o in overrides]))
     except (ConfigCompositionException, MissingConfigException, OverrideParseException) as error:
         raise ValueError(explain(error, overrides)) from error
     except (HydraException, OmegaConfBaseException) as error:
@@ -73,9 +73,9 @@ def to_run_config(tree: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ValueError(str(error)) from error
     assert isinstance(run, RunConfig)
-    run = _with_tuples(run)
-    validate(run)
-    return run
+    frozen = cast(RunConfig, _with_tuples(run))
+    validate(frozen)
+    return frozen
 
 
 def resolved(run: RunConfig) -> dict[str, Any]:
@@ -88,18 +88,18 @@ def load_resolved(values: dict[str, Any]) -> RunConfig:
     schema = OmegaConf.structured(RunConfig)
     _thaw(schema)
     try:
-        return to_run_config(typing.cast(DictConfig, OmegaConf.merge(schema, OmegaConf.create(values))))
+        return to_run_config(cast(DictConfig, OmegaConf.merge(schema, OmegaConf.create(values))))
     except OmegaConfBaseException as error:
         raise ValueError(f"not a configuration of this version of nemo-specrl: {error}") from error
 
 
-def keys(cls: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
+def schema_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
     """Every (dotted key, field, owning dataclass) of the schema, in order."""
     hints = typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
         name = f"{prefix}{item.name}"
         if dataclasses.is_dataclass(hints[item.name]):
-            yield from keys(hints[item.name], f"{name}.")
+            yield from schema_keys(hints[item.name], f"{name}.")
         else:
             yield name, item, cls
 
@@ -111,7 +111,7 @@ def open_dict_override(override: str) -> str:
 
 @functools.cache
 def _open_dicts() -> tuple[str, ...]:
-    return tuple(f"{name}." for name, item, _ in keys() if str(item.type).startswith("dict["))
+    return tuple(f"{name}." for name, item, _ in schema_keys() if str(item.type).startswith("dict["))
 
 
 def groups() -> dict[str, list[str]]:
@@ -130,14 +130,15 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     if cause is not None and str(cause) not in text:
         text = f"{text}: {cause}"
     if key := re.search(r"Could not override '([^']+)'", text):
-        return f"unknown key '{key[1]}'. {did_you_mean(key[1], [*(name for name, _, _ in keys()), *groups()])}"
+        return f"unknown key '{key[1]}'. {did_you_mean(key[1], [*(name for name, _, _ in schema_keys()), *groups()])}"
     if option := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
         known = groups().get(option[1], [])
         return f"no option '{option[2]}' in group '{option[1]}'. {did_you_mean(option[2], known)}"
     if group := re.search(r"Could not override '([^']+)'|No match in the defaults list", text):
         return f"{text.splitlines()[0]} Groups: {', '.join(groups())} ({group[0]})"
     if isinstance(error, OverrideParseException):
-        return f"cannot read the override(s) {' '.join(overrides)}: {text.splitlines()[0]} Write key=value or group=option."
+        said = " ".join(overrides)
+        return f"cannot read the override(s) {said}: {text.splitlines()[0]} Write key=value or group=option."
     return text
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import textwrap
 
-from nemo_specrl.config.compose import groups, keys
+from nemo_specrl.config.compose import groups, schema_keys
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.validate import CHOICES
 
@@ -56,11 +56,16 @@ def reference() -> str:
     lines = [HEADER, "## Groups and their options\n"]
     lines += [f"- `{group}`: {', '.join(f'`{option}`' for option in options)}" for group, options in groups().items()]
     section = None
-    for key, item, cls in keys():
+    for key, item, cls in schema_keys():
         if cls is not section:
             section = cls
             title = "The run" if cls is RunConfig else key.rsplit(".", 1)[0]
-            lines += [f"\n## {title}\n", f"{inspect.getdoc(cls)}\n", "| key | type | default | meaning |", "|---|---|---|---|"]
+            lines += [
+                f"\n## {title}\n",
+                f"{inspect.getdoc(cls)}\n",
+                "| key | type | default | meaning |",
+                "|---|---|---|---|",
+            ]
         meaning = field_docs(cls)[item.name]
         if key in CHOICES:
             meaning += f" One of {', '.join(f'`{choice}`' for choice in CHOICES[key])}."

@@ -105,7 +105,7 @@ def _faults(run: RunConfig) -> Iterator[str]:
 
 def _sampling_faults(run: RunConfig) -> Iterator[str]:
     if not run.sampling.temperature > 0:
-        yield f"sampling.temperature={run.sampling.temperature}: must be positive; rollouts of RL are sampled, not greedy"
+        yield f"sampling.temperature={run.sampling.temperature}: must be positive; rollouts are sampled, not greedy"
     if not 0 < run.sampling.top_p <= 1:
         yield f"sampling.top_p={run.sampling.top_p}: must be in (0, 1]"
     if run.sampling.max_new_tokens >= run.model.max_length:
@@ -120,7 +120,7 @@ def _sampling_faults(run: RunConfig) -> Iterator[str]:
 def _reuse_faults(run: RunConfig) -> Iterator[str]:
     reuse = run.reuse
     if reuse.log_lenience is not None and reuse.rule != "lenient":
-        yield f"reuse.log_lenience is for reuse.rule=lenient only, not for {reuse.rule}: drop it, or choose reuse=lenient"
+        yield f"reuse.log_lenience is for reuse.rule=lenient only, not {reuse.rule}: drop it, or choose reuse=lenient"
     if reuse.log_lenience is not None and reuse.log_lenience < 0:
         yield f"reuse.log_lenience={reuse.log_lenience}: must be 0 (ell = 1) or more"
     if reuse.correction == "behaviour" and reuse.rule != "lenient":
@@ -128,8 +128,8 @@ def _reuse_faults(run: RunConfig) -> Iterator[str]:
     if reuse.verifier == "engine":
         if reuse.rule not in ("lenient", "one_hot"):
             yield (
-                f"reuse.verifier=engine returns the drawn tokens' log-probs only, and reuse.rule={reuse.rule} needs the "
-                "whole law: use reuse.verifier=policy"
+                f"reuse.verifier=engine returns the drawn tokens' log-probs only, and reuse.rule={reuse.rule} needs "
+                "the whole law: use reuse.verifier=policy"
             )
         if reuse.correction == "behaviour":
             yield "reuse.correction=behaviour needs the law's top candidates: use reuse.verifier=policy"

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.validate import log_lenience
 from nemo_specrl.policy.base import Policy, Row
@@ -137,9 +135,7 @@ class RolloutGenerator:
     ) -> Plan:
         if draft is None or verified is None or self.rule is None:
             return prefix_reuse.fresh(prompt.key, slot, prompt.token_ids, limit=self.limit)
-        return prefix_reuse.splice(
-            self.rule, draft, verified, limit=self.limit, eos_ids=self.eos, version=version
-        )
+        return prefix_reuse.splice(self.rule, draft, verified, limit=self.limit, eos_ids=self.eos, version=version)
 
     def _continue(self, plans: Sequence[Plan], step: int) -> list[Completion | None]:
         """The engine's part of every unfinished plan."""
@@ -158,8 +154,8 @@ class RolloutGenerator:
             if not todo:
                 return tails
         raise RuntimeError(
-            f"{len(todo)} continuations began with a token that the verification had just rejected, {_MAX_REDRAWS} times "
-            "over: engine and verifier don't sample from the same law; run nemo-specrl verify"
+            f"{len(todo)} continuations began with a token that the verification had just rejected, {_MAX_REDRAWS} "
+            "times over: engine and verifier don't sample from the same law; run nemo-specrl verify"
         )
 
     def _seed(self, plan: Plan, step: int, attempt: int) -> int:

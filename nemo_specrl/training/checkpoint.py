@@ -29,10 +29,8 @@ class Checkpoint:
     """What the loop stored beside the tensors."""
 
 
-def publish(
-    root: Path, step: int, write: Callable[[Path], None], state: dict[str, Any], *, keep: int
-) -> Path:
-    """Let every rank `write` its files into a new folder, then publish it as `root/step_XXXXXXXX` and prune.
+def publish(root: Path, step: int, write: Callable[[Path], None], state: dict[str, Any], *, keep: int) -> Path:
+    """Let every rank `write` its files into a new folder, then publish it as `root/step_<number>` and prune.
 
     Collective. On any failure nothing is published and earlier checkpoints stay as they were; a full disk raises
     OSError with the remedy."""

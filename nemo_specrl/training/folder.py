@@ -44,7 +44,7 @@ def claim(run: RunConfig, *, folder: Path, resume: bool) -> Iterator[bool]:
         if continued:
             if not resume:
                 raise ValueError(
-                    f"output_dir={folder} holds a run already: choose another output_dir, or trainer.resume=true to go on"
+                    f"output_dir={folder} holds a run: choose another output_dir, or trainer.resume=true to go on"
                 )
             check_same_run(json.loads(known.read_text()), resolved(run), folder)
         elif (folder / "checkpoints").exists():

@@ -95,7 +95,12 @@ def save(parts: Parts, root: Path, plan: StepPlan) -> None:
         if is_main():
             parts.cache.save(folder)
 
-    state = {"step": plan.step, "epoch": plan.epoch, "policy_version": parts.policy.version, "model": parts.model_digest}
+    state = {
+        "step": plan.step,
+        "epoch": plan.epoch,
+        "policy_version": parts.policy.version,
+        "model": parts.model_digest,
+    }
     checkpoint.publish(root, plan.step, write, state, keep=parts.run.trainer.keep_checkpoints)
 
 

@@ -100,11 +100,15 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
             )
             stack.callback(engine.close)
         window = run.drafter.window if run.drafter.method == "history" else 0
-        cache = RolloutCache(
-            run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age, keep=window
-        )
+        cache = RolloutCache(run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age, keep=window)
         generator = RolloutGenerator(
-            run, policy, engine, cache, eos_token_ids=model.eos_token_ids, share=broadcast, share_batch=broadcast,
+            run,
+            policy,
+            engine,
+            cache,
+            eos_token_ids=model.eos_token_ids,
+            share=broadcast,
+            share_batch=broadcast,
             on_progress=progress.advance_to,
         )
         yield Parts(

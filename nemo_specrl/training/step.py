@@ -91,7 +91,7 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
 def score_rewards(parts: Parts, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[RewardResult]:
     """[n] rewards in the order of the rollouts, the same on every rank."""
     results: list[RewardResult] | None = None
-    if is_main():
+    if parts.reward is not None:
         group = parts.run.algorithm.group_size
         texts = [parts.decode(r.token_ids) for r in rollouts]
         results = parts.reward.score([(prompts[i // group], text) for i, text in enumerate(texts)])

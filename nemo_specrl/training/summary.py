@@ -26,9 +26,8 @@ def summarise(run: RunConfig, folder: Path, outcome: Outcome) -> None:
         first, last = rewards[:tenth].mean(), rewards[-tenth:].mean()
         console.print(f"mean reward  {first:.3f} -> {last:.3f}  (first and last {tenth} step(s) of {len(rewards)})")
     if new + reused:
-        console.print(
-            f"tokens       {new:,.0f} generated, {reused:,.0f} reused ({reused / (new + reused):.0%} of all response tokens)"
-        )
+        share = reused / (new + reused)
+        console.print(f"tokens       {new:,.0f} generated, {reused:,.0f} reused ({share:.0%} of all response tokens)")
     console.print(
         f"time         {history.total('time/step_s'):.0f} s in steps, of which rollouts "
         f"{history.total('time/rollout_s'):.0f} s (verification {history.total('time/verify_s'):.0f} s included), "

@@ -65,10 +65,10 @@ def test_resolved_dump_of_another_version_is_an_error() -> None:
 
 
 def test_every_field_has_a_docstring_and_can_be_overridden() -> None:
-    for key, item, cls in c.keys():
+    for key, item, cls in c.schema_keys():
         assert field_docs(cls).get(item.name), f"{key} has no docstring"
     tree = c.compose_tree([])
-    for key, _, _ in c.keys():
+    for key, _, _ in c.schema_keys():
         node = tree
         for part in key.split(".")[:-1]:
             node = node[part]

@@ -29,7 +29,9 @@ def test_another_run_is_refused_and_named(tmp_path: Path, change: str) -> None:
     assert (tmp_path / RUN_FILE).read_text() == before
 
 
-@pytest.mark.parametrize("change", ["trainer.epochs=9", "tracking.mlflow=false", "engine.max_num_seqs=2", "policy.lr=1"])
+@pytest.mark.parametrize(
+    "change", ["trainer.epochs=9", "tracking.mlflow=false", "engine.max_num_seqs=2", "policy.lr=1"]
+)
 def test_what_may_change_on_resume(tmp_path: Path, change: str) -> None:
     with claim(compose(["experiment=tiny"]), folder=tmp_path, resume=True):
         pass
@@ -47,9 +49,12 @@ def test_occupied_without_resume(tmp_path: Path) -> None:
 
 def test_in_use(tmp_path: Path) -> None:
     run = compose(["experiment=tiny"])
-    with claim(run, folder=tmp_path, resume=True):
-        with pytest.raises(ValueError, match="in use by another process"), claim(run, folder=tmp_path, resume=True):
-            pass
+    with (
+        claim(run, folder=tmp_path, resume=True),
+        pytest.raises(ValueError, match="in use by another process"),
+        claim(run, folder=tmp_path, resume=True),
+    ):
+        pass
 
 
 def test_not_writable_is_said(tmp_path: Path) -> None:
