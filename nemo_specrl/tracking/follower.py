@@ -48,6 +48,7 @@ class Follower:
         self._opened = False
         self._wake = threading.Event()
         self._closing = threading.Event()
+        self._given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tracking", daemon=True)
         self._sent: dict[tuple[str, str], int] = {}
         self._offsets: dict[str, int] = {}
@@ -79,6 +80,7 @@ class Follower:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        self._given_up.set()
         return self.pending()
 
     def pending(self) -> int:
@@ -91,7 +93,7 @@ class Follower:
 
     def _run(self) -> None:
         backoff = 0.5
-        while True:
+        while not self._given_up.is_set():
             try:
                 if not self._opened:
                     self.open()

@@ -9,8 +9,8 @@ from typing import Any
 
 REDACTED = "[redacted]"
 _SECRET_NAME = re.compile(
-    r"(^|[_.\-/])(api_?key|access_?key|key_id|secret|secrets|token|passwd|password|passphrase|credential|credentials"
-    r"|auth|authorization|bearer|private_?key)($|[_.\-/])",
+    r"(^|[_.\-/])((api_?key|access_?key|key_id|secrets?|passwd|password|passphrase|credentials?|authorization"
+    r"|private_?key)($|[_.\-/])|(token|auth|bearer)$)",
     re.IGNORECASE,
 )
 _SECRET_TEXT = re.compile(

@@ -34,7 +34,7 @@ class SystemMetrics:
         self._every_s = every_s
         path = output_dir / "system" / f"{self._node}.jsonl"
         first = next(iter(read_events(path)), None)
-        self._start = float(first["time"]) if first else time.time()
+        self._start = float(first["time"]) - first["step"] if first else time.time()
         self._spool = Spool(path)
         self._folder = output_dir
         self._thread = threading.Thread(target=self._run, name="system-metrics", daemon=True)
