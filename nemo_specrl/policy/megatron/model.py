@@ -76,6 +76,7 @@ def transformer_config(
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         variable_seq_lengths=layout.pp > 1,
+        moe_token_dispatcher_type="alltoall",  # Megatron asks for it with variable lengths, experts or not
         use_cpu_initialization=True,
         perform_initialization=False,
         # The loss is a plain sum over micro-batches and ranks: Megatron must neither average nor rescale it.

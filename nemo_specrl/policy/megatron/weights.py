@@ -149,6 +149,10 @@ def load_weights(model: Any, checkpoint: Checkpoint, architecture: Architecture,
             whole = join(slot, [checkpoint.read(name) for name, _ in slot.sources], architecture, layout.tp)
             mine = whole if slot.split is None else whole.chunk(layout.tp, slot.split)[layout.tp_rank]
             parameter.copy_(mine)
+            # Megatron sets these while it initialises, which we skip; the gradient norm counts by them.
+            parameter.tensor_model_parallel = slot.split is not None  # type: ignore[attr-defined]
+            parameter.partition_dim = -1 if slot.split is None else slot.split  # type: ignore[attr-defined]
+            parameter.partition_stride = 1  # type: ignore[attr-defined]
     assert not parameters, f"no weights for {sorted(parameters)}"
 
 
