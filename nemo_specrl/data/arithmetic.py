@@ -29,8 +29,8 @@ def arithmetic_problems(config: DataConfig) -> Iterator[tuple[str, str, str]]:
     while len(seen) < config.size:
         if not grades:
             raise ValueError(
-                f"data.size={config.size}, but digits={tuple(config.digits)}, terms={tuple(config.terms)} and operations="
-                f"{config.operations!r} gave only {len(seen)} distinct problems. Lower data.size, or widen those."
+                f"data.size={config.size}, but digits={tuple(config.digits)}, terms={tuple(config.terms)}, operations="
+                f"{config.operations!r} gave only {len(seen)} distinct problems. Lower data.size or widen them."
             )
         for digits, terms in list(grades):
             fresh = (text for text in (_expression(rng, digits, terms, config.operations) for _ in range(_TRIES)))

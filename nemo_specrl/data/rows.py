@@ -52,8 +52,8 @@ def load_rows(config: DataConfig) -> list[Row]:
     if faults:
         more = f" ... and {len(faults) - _MOST_NAMED} more rows" if len(faults) > _MOST_NAMED else ""
         raise ValueError(
-            f"{config.source}: {len(faults)} of {len(raw)} rows cannot be used: {'; '.join(faults[:_MOST_NAMED])}{more}."
-            f" Map the columns with data.columns (now {config.columns}), or repair the rows."
+            f"{config.source}: {len(faults)} of {len(raw)} rows cannot be used: {'; '.join(faults[:_MOST_NAMED])}{more}"
+            f". Map the columns with data.columns (now {config.columns}), or repair the rows."
         )
     return rows
 
