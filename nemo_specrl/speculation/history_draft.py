@@ -31,7 +31,7 @@ PRIOR = 4.0
 """Weight of the count-based probability against experience, in observed tokens."""
 MEMORY = 512.0
 """A cell of the experience table that has seen so many tokens is halved: the policy moves."""
-HINDSIGHT = 64
+HINDSIGHT = 32
 """At most so many rows a step are checked in hindsight; in larger batches they take turns."""
 LENGTH_CLASSES, EVIDENCE_CLASSES = 6, 5
 

@@ -13,7 +13,7 @@ from nemo_specrl.types import IntArray
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-OCCURRENCES = 32
+OCCURRENCES = 16
 """At most so many occurrences of a match are counted: those nearest in context, the newest first among equals."""
 
 

@@ -126,7 +126,7 @@ def test_repetition_is_drafted_and_accepted(tiny_llama: Path, tmp_path: Path) ->
         second = generate(made, prompts, 48, seed=1000)
         spec = made.counters()  # type: ignore[attr-defined]
         assert spec.accepted / spec.drafted > 0.8
-        assert spec.accepted > 0.5 * sum(len(c.token_ids) for c in second)
+        assert spec.accepted > 0.25 * sum(len(c.token_ids) for c in second)
         for completion in second:
             assert len(completion.token_ids) <= 48
 
