@@ -60,7 +60,10 @@ def target_log_prob(rows: list[Row]) -> Any:
 
 def work(folder: str, tp: int, pp: int, sampling: SamplingConfig, checkpoint: Path | None = None) -> dict[str, Any]:
     """Scores, reductions, two updates, a checkpoint in between and the weights that come of them."""
-    config = PolicyConfig(tensor_parallel=tp, pipeline_parallel=pp, dtype="fp32", lr=1e-3, micro_batch_tokens=48)
+    # With this epsilon AdamW moves a weight in proportion to its gradient, so comparing weights compares gradients.
+    config = PolicyConfig(
+        tensor_parallel=tp, pipeline_parallel=pp, dtype="fp32", lr=0.1, eps=1.0, micro_batch_tokens=48
+    )
     policy = MegatronPolicy(folder, config, sampling, seed=0, total_updates=None)
     rows = make_rows()
     before = {name: tensor.clone() for name, tensor in policy.weights()}
