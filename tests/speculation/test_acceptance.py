@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from enumeration import constant, evidence, gap, kept_law, mean_kept, output_law, sequences, table
 
 from nemo_specrl.speculation.acceptance import RULES, Block, Exact, Lenient, OneHot, Rule, draw, make_rule
+from tests.speculation.enumeration import constant, evidence, gap, kept_law, mean_kept, output_law, sequences, table
 
 EXACT = [Exact(), OneHot(), Block()]
 

@@ -196,7 +196,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, call, full)
-    with pytest.raises(OSError, match="Free space there or lower reuse.cache_mib") as caught:
+    with pytest.raises(OSError, match="Free space there") as caught:
         cache.save(tmp_path)
     monkeypatch.undo()
     assert caught.value.errno == errno.ENOSPC
@@ -209,5 +209,5 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="delay <= max_age"):
         RolloutCache(ROOM, delay=3, max_age=2)
-    with pytest.raises(ValueError, match="reuse.cache_mib"):
+    with pytest.raises(ValueError, match=r"reuse\.cache_mib"):
         RolloutCache(0)

@@ -8,9 +8,9 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from enumeration import Model, kept_law, outcomes, sequences, table
 
 from nemo_specrl.speculation.acceptance import Evidence, Lenient, Probs
+from tests.speculation.enumeration import Model, kept_law, outcomes, sequences, table
 
 Record = tuple[tuple[float, ...], ...]
 """The stored law of each token of a rollout, [T][V]."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from enumeration import output_law, sequences
-from rollouts import PROMPT, draft, log_laws, rollout, run, top
 
 from nemo_specrl.speculation.acceptance import (
     Evidence,
@@ -27,6 +25,8 @@ from nemo_specrl.speculation.lossless import chi_square, critical_value, distanc
 from nemo_specrl.speculation.prefix_reuse import ReuseStats, assemble, behaviour_logprobs, cut, fresh, splice
 from nemo_specrl.speculation.verifier import Draft, Sums, Verification, Verifier, verify_logprobs
 from nemo_specrl.types import FinishReason, FloatArray, IntArray, Rollout, TopK
+from tests.speculation.enumeration import output_law, sequences
+from tests.speculation.rollouts import PROMPT, draft, log_laws, rollout, run, top
 
 EOS = 0
 LAWS = log_laws(np.random.default_rng(0), 8, 9)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollouts import PROMPT, draft, log_laws, rollout, run, sample, top
 
 from nemo_specrl.speculation.acceptance import Rule, draw, make_rule
 from nemo_specrl.speculation.randomness import uniforms
 from nemo_specrl.speculation.verifier import Draft, Verification, Verifier, verify_logprobs
 from nemo_specrl.types import Rollout
+from tests.speculation.rollouts import PROMPT, draft, log_laws, rollout, run, sample, top
 
 VERIFYING = ["lenient", "exact", "one_hot", "block"]
 
