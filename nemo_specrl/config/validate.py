@@ -24,11 +24,9 @@ AT_LEAST: dict[str, float] = {
     "data.max_prompt_tokens": 1,
     "data.size": 1,
     "reward.workers": 1,
-    "algorithm.group_size": 1,
+    "algorithm.group_size": 2,
     "algorithm.prompts_per_step": 1,
     "algorithm.updates_per_step": 1,
-    "algorithm.clip_low": 0,
-    "algorithm.clip_high": 0,
     "algorithm.kl_coef": 0,
     "algorithm.max_behaviour_ratio": 1,
     "sampling.top_k": 0,
@@ -149,8 +147,10 @@ def _loop_faults(run: RunConfig) -> Iterator[str]:
             f"algorithm.updates_per_step={algorithm.updates_per_step}: a mini-batch is made of whole groups, and there "
             f"are only algorithm.prompts_per_step={algorithm.prompts_per_step} of them"
         )
-    if algorithm.clip_low >= 1:
-        yield f"algorithm.clip_low={algorithm.clip_low}: must be below 1"
+    if not 0 < algorithm.clip_low < 1:
+        yield f"algorithm.clip_low={algorithm.clip_low}: must lie between 0 and 1"
+    if algorithm.clip_high <= 0:
+        yield f"algorithm.clip_high={algorithm.clip_high}: must be positive"
     if trainer.max_steps is not None and trainer.max_steps < 1:
         yield f"trainer.max_steps={trainer.max_steps}: must be at least 1, or null for all epochs"
     if not run.data.source:

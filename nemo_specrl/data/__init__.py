@@ -1,6 +1,6 @@
 """Prompts: from a source to token ids, and from there to steps."""
 
-from nemo_specrl.data.order import epoch_order, split_validation, step_prompts, steps_per_epoch
+from nemo_specrl.data.order import epoch_order, split_validation
 from nemo_specrl.data.prompts import PromptData, load_prompt_data, load_prompts
 
 __all__ = [
@@ -9,6 +9,4 @@ __all__ = [
     "load_prompt_data",
     "load_prompts",
     "split_validation",
-    "step_prompts",
-    "steps_per_epoch",
 ]

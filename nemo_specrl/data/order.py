@@ -24,19 +24,3 @@ def epoch_order(n: int, seed: int, epoch: int, shuffle: bool) -> list[int]:
         return list(range(n))
     key = np.array([seed % 2**64, epoch], dtype=np.uint64)
     return [int(i) for i in np.random.Generator(np.random.Philox(key=key)).permutation(n)]
-
-
-def steps_per_epoch(n: int, per_step: int) -> int:
-    """Steps that n prompts make. The last one is smaller where per_step does not divide n: every prompt is used once
-    an epoch, which reuse relies on, and nothing is carried over an epoch's end."""
-    assert min(n, per_step) > 0
-    return -(-n // per_step)
-
-
-def step_prompts(
-    prompts: Sequence[Prompt], per_step: int, step: int, *, seed: int, shuffle: bool
-) -> tuple[int, list[Prompt]]:
-    """(epoch, prompts) of global step `step`, both from 0. Needs no state: a run resumes by its step number."""
-    epoch, within = divmod(step, steps_per_epoch(len(prompts), per_step))
-    order = epoch_order(len(prompts), seed, epoch, shuffle)
-    return epoch, [prompts[i] for i in order[within * per_step : (within + 1) * per_step]]

@@ -20,7 +20,11 @@ from nemo_specrl.config.validate import CHOICES, log_lenience, lossy_stamp
         (["reuse=lenient", "reuse.verifier=engine", "reuse.correction=behaviour"], "top candidates"),
         (["reuse.delay=2", "reuse.max_age=1"], "reuse.delay=2"),
         (["algorithm.updates_per_step=9", "algorithm.prompts_per_step=8"], "whole groups"),
-        (["algorithm.clip_low=1"], "below 1"),
+        (["algorithm.clip_low=1"], "clip_low"),
+        (["algorithm.clip_high=0"], "clip_high"),
+        (["algorithm.group_size=1"], "group_size"),
+        (["algorithm.kl_coef=-1"], "kl_coef"),
+        (["algorithm.max_behaviour_ratio=0.5"], "max_behaviour_ratio"),
         (["trainer.max_steps=0"], "at least 1"),
         (["trainer.keep_checkpoints=1"], "at least 2"),
         (["data.prompt_template=hello"], "must contain"),
@@ -31,6 +35,12 @@ from nemo_specrl.config.validate import CHOICES, log_lenience, lossy_stamp
 def test_impossible_combinations(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compose(overrides)
+
+
+def test_dapo_is_what_its_paper_says() -> None:
+    dapo = compose(["algorithm=dapo"]).algorithm
+    assert (dapo.clip_low, dapo.clip_high, dapo.loss_level, dapo.kl_coef) == (0.2, 0.28, "token", 0.0)
+    assert dapo.dynamic_sampling
 
 
 def test_all_faults_are_said_at_once() -> None:
