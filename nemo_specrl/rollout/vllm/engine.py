@@ -49,6 +49,7 @@ class VllmEngine:
         that the process's output is appended to. ValueError for settings that can't work, RuntimeError with the log's
         last lines when it does not start."""
         vllm = versions.installed()
+        vllm.check_method(drafter.method)
         limits.check(engine, sampling, drafter, cpu=vllm.cpu)
         self._config = _read_config(model_folder)
         self._vocab_size = int(self._config["vocab_size"])

@@ -14,8 +14,6 @@ LOSSLESS = ("standard", "block")
 """vLLM's rejection_sample_method values that leave the sampling law alone. An allowlist: new lossy ones appear
 (`synthetic`, 0.33's `fly`) and a denylist would miss them."""
 
-OWN_DRAFTERS = ("off", "ngram", "history")
-
 OWNED: dict[str, str] = {
     "model": "model.path",
     "tokenizer": "model.tokenizer",

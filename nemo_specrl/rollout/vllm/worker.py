@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.rollout.vllm import drafters, transfer
 from nemo_specrl.types import Rollout
 
@@ -32,6 +33,10 @@ class RefitExtension:
         self.reload_weights(weights_iterator=proof.watch(transfer.receive(Path(folder), self.rank, problems)))
         problems += proof.differences()
         return {"names": sorted(proof.names), "problems": problems, "proved": len(proof.samples)}
+
+    def specrl_configure(self, drafter: DrafterConfig) -> None:
+        """Tell this process's proposers what they are configured to do."""
+        drafters.configure(drafter)
 
     def specrl_observe(self, rollouts: Sequence[Rollout]) -> None:
         """Hand finished rollouts to the proposers of this process."""

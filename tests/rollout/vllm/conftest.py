@@ -11,6 +11,8 @@ from tests.rollout.vllm.law import MAX_LENGTH
 
 VOCAB = 128
 
+torch.set_num_threads(1)  # the engines beside us need the cores
+
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:

