@@ -7,9 +7,10 @@ on, as in a real decoding step: two or three of the proposed tokens hold, then c
 tokens long. Numbers are for one thread; the thread's own CPU time is printed beside the wall clock, because on a shared
 machine the second measures the neighbours. `--cold` walks through 64 MiB between steps, as the model's forward would.
 
-Written in: sorted contexts in flat numpy arrays, searched by numba-compiled loops without any per-request state. Plain
-Python has 7.8 microseconds for a row at this target and needs ten times that; numpy alone would need state per request
-to avoid a search for each row. numba comes with vLLM.
+Written in: sorted contexts in flat numpy arrays, searched by numba-compiled loops without any per-request state. The
+target leaves 7.8 microseconds a row, which is a handful of Python operations; numpy alone would need state per request
+to avoid a search for each row. numba comes with vLLM. Most of the time is cache misses, so neighbours on the machine
+show in the CPU time too.
 """
 
 from __future__ import annotations
