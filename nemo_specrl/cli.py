@@ -14,7 +14,7 @@ usage: nemo-specrl VERB [group=option ...] [key=value ...]
 
 {verbs}
 
-Everything after train, bench, submit, verify and prepare is Hydra: group=option selects a file of conf/, key=value
+Everything after train, bench, verify, eval, submit and prepare is Hydra: group=option selects a file of conf/, key=value
 sets a field. Groups: model data algorithm reuse drafter schedule policy engine tracking cluster trainer experiment.
 Every key, with its type and default: docs/configuration.md. Add --dump-config to print the resolved run and stop.
 
@@ -46,6 +46,12 @@ def verify(args: list[str]) -> int:
     from nemo_specrl.training.gate import verify_command
 
     return verify_command(args)
+
+
+def evaluate(args: list[str]) -> int:
+    from nemo_specrl.training.evaluate import eval_command
+
+    return eval_command(args)
 
 
 def prepare(args: list[str]) -> int:
@@ -88,6 +94,7 @@ VERBS: dict[str, Verb] = {
     "train": Verb("one run, here (or one rank of it under torchrun)", train),
     "bench": Verb("several arms on the same prompts, weights and seeds; one report", bench),
     "verify": Verb("the lossless gate, alone: does the engine sample from the policy?", verify),
+    "eval": Verb("the newest checkpoint of output_dir on the configured data", evaluate),
     "submit": Verb("the same run as a Slurm job; --dry-run prints the script", submit),
     "status": Verb("what became of a submitted run", status),
     "preflight": Verb("one canary per node of an allocation", preflight),

@@ -10,6 +10,7 @@ from nemo_specrl.config.cluster import ClusterConfig
 from nemo_specrl.config.data import DataConfig
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+from nemo_specrl.config.evaluation import EvaluationConfig
 from nemo_specrl.config.gate import GateConfig
 from nemo_specrl.config.model import ModelConfig
 from nemo_specrl.config.policy import PolicyConfig
@@ -58,5 +59,7 @@ class RunConfig:
     """The loop."""
     gate: GateConfig = field(default_factory=GateConfig)
     """Lossless gate."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Evaluation after training."""
     bench: BenchConfig = field(default_factory=BenchConfig)
     """Comparison of arms."""

@@ -53,6 +53,7 @@ AT_LEAST: dict[str, float] = {
     "trainer.val_every": 0,
     "trainer.checkpoint_every": 0,
     "trainer.keep_checkpoints": 2,
+    "evaluation.samples": 1,
     "bench.repeats": 1,
     "bench.from_epoch": 1,
 }

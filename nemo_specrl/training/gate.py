@@ -81,7 +81,15 @@ def _sample(parts: Parts, contexts: Sequence[Prompt], tokens: int, address: str,
     requests = [
         GenerationRequest(p.token_ids, empty, tokens, int(seed)) for p, seed in zip(contexts, seeds, strict=True)
     ]
-    return parts.engine.generate(requests, on_progress=parts.progress.advance_to)
+    try:
+        return parts.engine.generate(requests, on_progress=parts.progress.advance_to)
+    except RuntimeError as error:
+        if "LogprobError" not in str(error):  # the engine's process sends its errors as text
+            raise
+        raise GateBreach(
+            f"step {step}: the engine returned log-probs that cannot be true ({error}). Do not train on its samples: "
+            "check that it runs with this package's vLLM plugin (VLLM_PLUGINS), and try drafter=off"
+        ) from error
 
 
 def _judge(parts: Parts, contexts: Sequence[Prompt], drawn: Sequence[Completion], step: int) -> list[Verdict]:
