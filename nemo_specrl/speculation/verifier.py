@@ -170,6 +170,8 @@ class Verifier:
         if rule.longest and stop == draft.length and u[-1] < rule.final(float(weights[-1])):
             end = None
         self._state[row] = (float(weights[-1]), end, u)
+        if stop == draft.length:  # the row is done
+            del self._state[row]
         with np.errstate(divide="ignore"):
             log_p, log_law = np.log(e.p), np.log(e.p if law is None else law.at_draft)
         scale, bump = (None, None) if law is None else (law.scale[:alive], law.bump[:alive])
@@ -202,7 +204,8 @@ class Verifier:
             exclude=None,
             policy_logprobs=policy,
             law_logprobs=law,
-            topk=None if topk is None else topk[:decided],
+            # A copy: the cache keeps it, and a view would keep the rejected positions alive with it.
+            topk=None if topk is None else TopK(topk.ids[:decided].copy(), topk.logprobs[:decided].copy()),
             sums=sum((c.sums for c in chunks), Sums()),
         )
 
