@@ -65,7 +65,6 @@ class MlflowSink:
             try:
                 run = client.get_run(known)
                 if run.info.lifecycle_stage != "deleted":
-                    client.update_run(known, status="RUNNING")
                     self.run_id, self._params = known, dict(run.data.params)
                     return False
             except MlflowException as error:
@@ -99,7 +98,7 @@ class MlflowSink:
         """Take events in order; returns the number of entries refused for good. Raises when to try again."""
         from mlflow.entities import Metric, RunTag
 
-        refused = 0
+        refused, status = 0, ""
         metrics: list[Metric] = []
         tags: dict[str, str] = {}
         tables: dict[str, Event] = {}
@@ -118,8 +117,10 @@ class MlflowSink:
                     refused += self._send_dataset(event["values"])
                 case "table":
                     tables[event["name"]] = event  # only the newest picture of a table is worth a request
+                case "start":
+                    status = "RUNNING"
                 case "end":
-                    tags["nemo_specrl.status"] = event["status"]
+                    status = tags["nemo_specrl.status"] = event["status"]
         for start in range(0, len(metrics), MAX_METRICS):
             refused += self._batch(metrics=metrics[start : start + MAX_METRICS])
         entries = [RunTag(key, value) for key, value in tags.items()]
@@ -127,8 +128,10 @@ class MlflowSink:
             refused += self._batch(tags=entries[start : start + MAX_PARAMS])
         for event in tables.values():
             refused += self._send_artifact(event["path"], "tables")
-        if events and events[-1]["kind"] == "end":
-            self._take(lambda c: c.set_terminated(self.run_id, status=events[-1]["status"]))
+        if status == "RUNNING":  # a requeued run is opened again
+            self._take(lambda c: c.update_run(self.run_id, status="RUNNING"))
+        elif status:
+            self._take(lambda c: c.set_terminated(self.run_id, status=status))
         return refused
 
     def _batch(self, **entries: Sequence[Any]) -> int:

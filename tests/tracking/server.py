@@ -32,7 +32,8 @@ class MlflowServer:
     def start(self) -> None:
         command = [
             sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "1",
-            "--backend-store-uri", f"sqlite:///{self.database}", "--artifacts-destination", str(self.folder / "artifacts"),
+            "--backend-store-uri", f"sqlite:///{self.database}",
+            "--artifacts-destination", str(self.folder / "artifacts"),
         ]  # fmt: skip
         environ = os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         environ.pop("MLFLOW_TRACKING_URI", None)

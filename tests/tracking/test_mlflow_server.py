@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from server import MlflowServer, free_port  # noqa: E402
+from server import MlflowServer, free_port
 
-from nemo_specrl.config.run import RunConfig  # noqa: E402
-from nemo_specrl.config.tracking import TrackingConfig  # noqa: E402
-from nemo_specrl.reporting import find_runs, load_run  # noqa: E402
-from nemo_specrl.tracking import create_tracker  # noqa: E402
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.config.tracking import TrackingConfig
+from nemo_specrl.reporting import find_runs, load_run
+from nemo_specrl.tracking import create_tracker
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.server

@@ -1,0 +1,1 @@
+"""NeMo RL: our reuse, drafters and tracking behind its interfaces."""
