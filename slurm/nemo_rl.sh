@@ -58,6 +58,11 @@ payload() {
 
 say() { printf '%s nemo-specrl: %s\n' "$(date '+%F %T')" "$*"; }
 
+# What Slurm's commands are asked about. The last task of an array has the array's own id as its SLURM_JOB_ID, and
+# `scontrol requeue` of that would restart every task.
+job=${SLURM_JOB_ID:?this is a job script: submit it with sbatch}
+[ -z "${SLURM_ARRAY_TASK_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+
 # Our own copies: NeMo RL's ray.sub unsets every SLURM_ variable before its driver starts.
 job_facts() {
   export NEMO_SPECRL_JOB_ID=$SLURM_JOB_ID NEMO_SPECRL_JOB_NODELIST=$SLURM_JOB_NODELIST
@@ -77,7 +82,7 @@ job_facts() {
 # Slurm before 23.02 states no times in the environment. Empty where the time is Unknown.
 job_epoch() {
   local text
-  text=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -o " $1=[^ ]*" | cut -d= -f2) || return 0
+  text=$(scontrol show job "$job" --oneliner | grep -o " $1=[^ ]*" | cut -d= -f2) || return 0
   date -d "$text" +%s 2>/dev/null || true
 }
 
@@ -99,7 +104,7 @@ next_attempt() {
   attempt=$n
   export NEMO_SPECRL_ATTEMPT=$n NEMO_SPECRL_ATTEMPT_DIR=$logs/attempt_$n
   ln -sfn "attempt_$n" "$logs/latest"
-  echo "$SLURM_JOB_ID" > "$NEMO_SPECRL_ATTEMPT_DIR/job"
+  echo "$job" > "$NEMO_SPECRL_ATTEMPT_DIR/job"
   root_job > "$NEMO_SPECRL_ATTEMPT_DIR/root"
   cp "$0" "$NEMO_SPECRL_ATTEMPT_DIR/job.sh"
   echo "$SLURM_JOB_NODELIST" > "$NEMO_SPECRL_ATTEMPT_DIR/nodes"
@@ -109,9 +114,9 @@ next_attempt() {
 root_job() {
   local file
   for file in "$logs"/attempt_*/followed_by; do
-    if [ "$(cat "$file" 2>/dev/null)" = "$SLURM_JOB_ID" ]; then cat "${file%/*}/root"; return; fi
+    if [ "$(cat "$file" 2>/dev/null)" = "$job" ]; then cat "${file%/*}/root"; return; fi
   done
-  echo "$SLURM_JOB_ID"
+  echo "$job"
 }
 
 # Attempts of this submission: all of them, or (crashes) those that ended with an error of their own.
@@ -137,21 +142,18 @@ warned() {
   while kill -USR1 "$payload_pid" 2>/dev/null; do sleep 15; done & repeater=$!
 }
 
-# `wait` returns when a trap runs: go on until the payload is gone. Sets `code`.
+# `wait` returns when a trap runs: go on until the payload is gone, then ask for its code. Sets `code`.
 wait_payload() {
+  while kill -0 "$payload_pid" 2>/dev/null; do wait "$payload_pid" || true; done
   code=0
-  while :; do
-    code=0
-    wait "$payload_pid" || code=$?
-    kill -0 "$payload_pid" 2>/dev/null || break
-  done
+  wait "$payload_pid" || code=$?
   [ -z "${repeater:-}" ] || kill "$repeater" 2>/dev/null || true
 }
 
 # Only a job that Slurm still lets run may come back: a cancelled one must not.
 again() {
   local state
-  state=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format %T 2>/dev/null) || state=unknown
+  state=$(squeue --noheader --jobs "$job" --format %T 2>/dev/null) || state=unknown
   case $state in
     RUNNING*) ;;
     *) say "the job is ${state:-gone}: not started again"; return 0 ;;
@@ -163,7 +165,7 @@ again() {
   if [ "$REQUEUE" = 1 ]; then
     say "requeue"
     trap 'exit "$code"' TERM  # Slurm now ends this shell
-    if scontrol requeue "$SLURM_JOB_ID"; then sleep 300; fi
+    if scontrol requeue "$job"; then sleep 300; fi
     say "requeue was refused: submitting a follow-up job"
   fi
   follow_up
@@ -171,13 +173,13 @@ again() {
 
 # SLURM_ and SBATCH_ variables of this job would bend the options of the next one.
 follow_up() (
-  array=${SLURM_ARRAY_TASK_ID:+--array=$SLURM_ARRAY_TASK_ID}
-  this=$SLURM_JOB_ID
+  task=${SLURM_ARRAY_TASK_ID:-}
   for name in "${!SLURM_@}" "${!SBATCH_@}" SRUN_CPUS_PER_TASK; do [ "$name" = SLURM_CONF ] || unset "$name"; done
-  id=$(sbatch --parsable --dependency="afterany:$this" ${array:+"$array"} --output="${logs//%/%%}/slurm-%j.log" \
+  id=$(sbatch --parsable --dependency="afterany:$job" ${task:+"--array=$task"} --output="${logs//%/%%}/slurm-%j.log" \
     "$NEMO_SPECRL_ATTEMPT_DIR/job.sh")
-  echo "${id%%;*}" > "$NEMO_SPECRL_ATTEMPT_DIR/followed_by"
-  say "job ${id%%;*} goes on after this one"
+  id=${id%%;*}${task:+_$task}
+  echo "$id" > "$NEMO_SPECRL_ATTEMPT_DIR/followed_by"
+  say "job $id goes on after this one"
 )
 
 clean_scratch() {
@@ -193,7 +195,7 @@ main() {
   job_facts
   next_attempt
   trap clean_scratch EXIT
-  say "job $SLURM_JOB_ID, attempt $attempt on ${nodes[*]}, ends $(date -d "@$NEMO_SPECRL_JOB_END_TIME" '+%F %T' \
+  say "job $job, attempt $attempt on ${nodes[*]}, ends $(date -d "@$NEMO_SPECRL_JOB_END_TIME" '+%F %T' \
     2>/dev/null || echo 'at no known time'); log: $NEMO_SPECRL_ATTEMPT_DIR/output.log"
   if [ "$(count_attempts all)" -gt "$MAX_ATTEMPTS" ]; then
     say "more than $MAX_ATTEMPTS attempts (cluster.max_attempts): giving up"

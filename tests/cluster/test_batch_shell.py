@@ -132,12 +132,24 @@ def test_where_requeue_is_off_a_follow_up_job_is_submitted(fake_slurm, hostile_p
     (call,) = fake_slurm.calls("sbatch")
     log = str(hostile_path / "slurm").replace("%", "%%") + "/slurm-%j.log"
     copy = str(attempt(hostile_path) / "job.sh")
-    expected = ["sbatch", "--parsable", "--dependency=afterany:4242", "--array=3", f"--output={log}", copy]
+    expected = ["sbatch", "--parsable", "--dependency=afterany:4240_3", "--array=3", f"--output={log}", copy]
     assert call["argv"] == expected
     assert [name for name in call["env"] if name.startswith(("SLURM", "SBATCH"))] == ["SLURM_CONF"]
     assert Path(copy).read_text() == text
-    code, output = fake_slurm.run(text, hostile_path.parent, SLURM_JOB_ID="4243")
-    assert (attempt(hostile_path, 2) / "root").read_text() == "4242\n", "it belongs to the first job's count"
+    env |= {"SLURM_JOB_ID": "4243", "SLURM_ARRAY_JOB_ID": "4243"}
+    code, output = fake_slurm.run(text, hostile_path.parent, **env)
+    assert (attempt(hostile_path, 2) / "root").read_text() == "4240_3\n", "it belongs to the first job's count"
+
+
+def test_the_last_task_of_an_array_asks_about_itself_and_not_about_the_array(fake_slurm, tmp_path):
+    """Its SLURM_JOB_ID is the array's id: requeue of that restarted every task (seen on 22.05)."""
+    env = {"SLURM_JOB_ID": "4242", "SLURM_ARRAY_JOB_ID": "4242", "SLURM_ARRAY_TASK_ID": "1"}
+    code, output = fake_slurm.run(script(tmp_path / "r", payload="exit 85"), tmp_path, **env)
+    assert code == 85, output
+    asked = [c["argv"] for name in ("scontrol", "squeue") for c in fake_slurm.calls(name)]
+    asked = [words for words in asked if words[1:3] not in (["show", "hostnames"], ["show", "node"])]
+    assert ["scontrol", "requeue", "4242_1"] in asked
+    assert all("4242_1" in words for words in asked)
 
 
 def test_a_crash_is_a_failure_with_its_log_and_without_a_retry(fake_slurm, tmp_path):

@@ -103,6 +103,20 @@ def test_without_requeue_a_chain_of_jobs_finishes(tmp_path):
     assert steps(folder) == list(range(1, 26))
 
 
+@pytest.mark.parametrize("requeue", [True, False])
+def test_array_tasks_come_back_one_by_one(tmp_path, requeue):
+    folder = tmp_path / "array"
+    options = {"time": "2", "stop_before_end_s": 105, "requeue": requeue, "seeds": (3, 4), "max_parallel": 2}
+    stand_in(folder, "steps=22", "step_s=1", **options)
+    end = time.monotonic() + 300
+    while any(row.state != "COMPLETED" for row in collect(folder)):
+        assert time.monotonic() < end, collect(folder)
+        time.sleep(1)
+    for row in collect(folder):
+        assert len(row.attempts) >= 2
+        assert steps(Path(row.run)) == list(range(1, 23))
+
+
 def test_cancel_is_final_and_the_trainer_gets_to_save(tmp_path):
     folder = tmp_path / "cancelled"
     job_id = stand_in(folder, "steps=500", "step_s=1", time="10", stop_before_end_s=60)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from nemo_specrl.training.signals import REQUEUE_EXIT_CODE, StopSignal, agree
+from nemo_specrl.training.signals import REQUEUE_EXIT_CODE, StopSignal, agree, hand_over
 
 
 def test_exit_code_is_none_that_shells_or_signals_use():
@@ -111,6 +111,24 @@ def test_forked_child_ignores_the_user_signal_and_dies_of_terminate():
 def test_agree_is_the_flag_itself_in_one_process():
     assert agree(True)
     assert not agree(False)
+
+
+@pytest.mark.parametrize(("ranks", "rank", "code", "written"), [(1, 0, 85, True), (2, 0, 0, True), (2, 1, 0, False)])
+def test_hand_over_under_the_batch_shell(monkeypatch, tmp_path, ranks, rank, code, written):
+    """torchrun takes every code but 0 for a crash, so there rank 0's file says it."""
+    monkeypatch.setenv("NEMO_SPECRL_ATTEMPT_DIR", str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("RANK", str(rank))
+    assert hand_over("SIGUSR1") == code
+    assert [path.name for path in tmp_path.iterdir()] == (["requeue"] if written else [])
+    if written:
+        assert (tmp_path / "requeue").read_text() == "SIGUSR1\n"
+
+
+def test_hand_over_without_a_batch_shell_is_the_code_alone(monkeypatch):
+    monkeypatch.delenv("NEMO_SPECRL_ATTEMPT_DIR", raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert hand_over("walltime") == REQUEUE_EXIT_CODE
 
 
 def _vote(rank: int, world: int, path: str, results: mp.SimpleQueue) -> None:
