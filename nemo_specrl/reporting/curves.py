@@ -67,12 +67,14 @@ def _mean_curve(arm: str, runs: Sequence[RunHistory], key: str, align: str) -> C
 
 
 def _binned(x: Column, y: Column, edges: Column) -> Column:
-    """[len(edges) - 1] mean of y in each cell, NaN in an empty one; the last cell includes its end."""
+    """[len(edges) - 1] mean of y in each cell, the last one's end included; an empty cell lies on the line between its
+    neighbours, and is NaN beyond the first and the last."""
     cells = len(edges) - 1
     if edges[-1] <= edges[0]:
         return np.array([y.mean()])
     inside = (x >= edges[0]) & (x <= edges[-1])
     cell = np.minimum(((x[inside] - edges[0]) / (edges[-1] - edges[0]) * cells).astype(int), cells - 1)
     count = np.bincount(cell, minlength=cells)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.bincount(cell, y[inside], minlength=cells) / np.where(count, count, np.nan))
+    full = np.flatnonzero(count)
+    means = np.bincount(cell, y[inside], minlength=cells)[full] / count[full]
+    return np.interp(np.arange(cells), full, means, left=np.nan, right=np.nan) if len(full) else np.full(cells, np.nan)

@@ -105,11 +105,11 @@ def _names(pieces: list[bytes]) -> list[str]:
 def _take(event: Event, config: dict[str, str], environment: dict[str, str], status: str) -> str:
     match event["kind"]:
         case "params":
-            config.clear()
             config.update(event["values"])
         case "tags":
             environment.update(event["values"])
         case "start":
+            config.clear()
             return "RUNNING"
         case "end":
             return str(event["status"])

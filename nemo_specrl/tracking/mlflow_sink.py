@@ -46,6 +46,7 @@ class MlflowSink:
         self._sweep = sweep
         self._client: MlflowClient | None = None
         self._params: dict[str, str] = {}
+        self._changed: dict[int, dict[str, list[str]]] = {}
         self.run_id = ""
         self.refusals: list[str] = []
         """The first reasons why the server would not take something, one line each."""
@@ -151,7 +152,9 @@ class MlflowSink:
         values = {clean_key(key): str(value)[:MAX_VALUE] for key, value in event["values"].items()}
         changed = {key: [old, values[key]] for key, old in self._params.items() if values.get(key, old) != old}
         if changed:
-            tags[f"resume.{event['attempt']}.changed"] = json.dumps(changed, sort_keys=True)[:MAX_VALUE]
+            known = self._changed.setdefault(event["attempt"], {})
+            known |= changed
+            tags[f"resume.{event['attempt']}.changed"] = json.dumps(known, sort_keys=True)[:MAX_VALUE]
         new = [Param(key, value) for key, value in values.items() if key not in self._params]
         refused = sum(self._batch(params=new[start : start + MAX_PARAMS]) for start in range(0, len(new), MAX_PARAMS))
         self._params.update({param.key: param.value for param in new})

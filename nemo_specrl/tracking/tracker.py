@@ -43,6 +43,7 @@ class RunTracker:
         self._flush_timeout_s = flush_timeout_s
         self._max_rows = max_rows
         self._closed = False
+        self._configs = 0
         self.drops: Counter[str] = Counter()
         """Reason -> how many entries were not recorded."""
 
@@ -75,7 +76,9 @@ class RunTracker:
         clean = redact(values) if isinstance(values, dict) else redact(dict(values))
         flat = {key: stable_text(value) for key, value in flatten(clean, separator=".")}
         self._append("params", attempt=self.attempt, values=flat)
-        self._write(Path("config") / f"attempt-{self.attempt}.json", json.dumps(clean, indent=1, default=stable_text))
+        self._configs += 1
+        name = f"attempt-{self.attempt}" + (f"-{self._configs}" if self._configs > 1 else "")
+        self._write(Path("config") / f"{name}.json", json.dumps(clean, indent=1, default=stable_text))
 
     def tags(self, values: Mapping[str, str]) -> None:
         self._append("tags", attempt=self.attempt, values={k: str(redact(v, k)) for k, v in flatten(values, ".")})

@@ -84,7 +84,7 @@ def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
         ValueError, match=r"postgresql\S*://\[redacted\]@127.0.0.1/db needs the database driver 'psycopg2'"
     ):
         create_tracker(
-            RunConfig(tracking=TrackingConfig(uri="postgresql://u:p@127.0.0.1/db", required=True)),
+            RunConfig(tracking=TrackingConfig(uri="postgresql+psycopg2://u:p@127.0.0.1/db", required=True)),
             tmp_path,
             resumed=False,
         )
