@@ -13,6 +13,10 @@
 #SBATCH --export=ALL
 # Written by `nemo-specrl submit`, site profile pyxis: a plain job script.
 set -euo pipefail
+early=
+trap 'early=USR1' USR1
+trap 'early=USR2' USR2
+trap 'early=TERM' TERM
 
 WORKDIR="$SLURM_SUBMIT_DIR"
 TIME_LIMIT=4:00:00
@@ -138,8 +142,12 @@ count_attempts() {
 # (on a cancel Slurm itself sends TERM to the ranks). It is repeated, since a rank that still imports ignores it.
 warned() {
   say "got $1: the trainer is to stop after its step"
-  [ "$FORWARD_SIGNAL" = 1 ] && [ -n "${payload_pid:-}" ] && [ -z "${repeater:-}" ] || return 0
-  while kill -USR1 "$payload_pid" 2>/dev/null; do sleep 15; done & repeater=$!
+  [ "$FORWARD_SIGNAL" = 1 ] && [ -z "${repeater:-}" ] || return 0
+  local wait_s=$((started + 5 - SECONDS))  # an srun that has only just begun would die of the signal
+  {
+    [ "$wait_s" -le 0 ] || sleep "$wait_s"
+    while kill -USR1 "$payload_pid" 2>/dev/null; do sleep 15; done
+  } & repeater=$!
 }
 
 # `wait` returns when a trap runs: go on until the payload is gone, then ask for its code. Sets `code`.
@@ -202,10 +210,12 @@ main() {
     exit 1
   fi
   # In a background function `exec` replaces the subshell, so that payload_pid is srun itself.
+  payload >> "$NEMO_SPECRL_ATTEMPT_DIR/output.log" 2>&1 < /dev/null & payload_pid=$!
+  started=$SECONDS
   trap 'warned USR1' USR1
   trap 'warned USR2' USR2
   trap 'warned TERM' TERM
-  payload >> "$NEMO_SPECRL_ATTEMPT_DIR/output.log" 2>&1 < /dev/null & payload_pid=$!
+  [ -z "$early" ] || warned "$early before the start"
   wait_payload
   if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=85; fi
   echo "$code" > "$NEMO_SPECRL_ATTEMPT_DIR/exit_code"

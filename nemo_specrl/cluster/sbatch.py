@@ -11,6 +11,15 @@ from nemo_specrl.cluster.payload import constants, expandable, payload, ranks_pe
 from nemo_specrl.cluster.tasks import Task, plan
 from nemo_specrl.config.run import RunConfig
 
+# Slurm may warn up to a minute early, and a setup line may take minutes: without a trap the shell would die of it.
+_EARLY_TRAPS = """\
+early=
+trap 'early=USR1' USR1
+trap 'early=USR2' USR2
+trap 'early=TERM' TERM
+
+"""
+
 
 def render(run: RunConfig, overrides: Sequence[str]) -> str:
     """The job script of this run; `overrides` are what the command line gave and what the job's command gets."""
@@ -20,7 +29,8 @@ def render(run: RunConfig, overrides: Sequence[str]) -> str:
             "#!/usr/bin/env bash\n",
             *(f"#SBATCH {option.text}\n" for option in header(run, len(tasks))),
             f"# Written by `nemo-specrl submit`, site profile {shlex.quote(run.cluster.name)}: a plain job script.\n",
-            "set -euo pipefail\n\n",
+            "set -euo pipefail\n",
+            _EARLY_TRAPS,
             _settings(run),
             _tasks(tasks),
             constants(run),

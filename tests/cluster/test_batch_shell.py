@@ -115,6 +115,20 @@ def test_the_warning_stops_the_trainer_at_a_step_and_the_job_is_requeued(fake_sl
     assert steps == list(range(1, done + 3)), "no step lost, none doubled"
 
 
+def test_a_warning_during_the_setup_is_kept_for_the_trainer(fake_slurm, tmp_path):
+    """Slurm signals up to a minute early; the shell died of it (seen on 22.05)."""
+    folder = tmp_path / "r"
+    setup = (f"touch {tmp_path}/setting_up", "sleep 1")
+    process = fake_slurm.start(script(folder, overrides=("steps=600", "step_s=0.1"), setup=setup), tmp_path)
+    while not (tmp_path / "setting_up").exists():
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 85, output
+    assert "got USR1 before the start" in output
+    assert 1 <= int((folder / "checkpoint").read_text()) < 600
+
+
 def test_a_cancelled_job_does_not_come_back(fake_slurm, tmp_path):
     code, text = fake_slurm.run(script(tmp_path / "r", payload="exit 85"), tmp_path, FAKE_STATE="COMPLETING")
     assert code == 85
