@@ -19,9 +19,18 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from nemo_specrl.config.policy import PolicyConfig
 from nemo_specrl.policy.megatron.architecture import Architecture, inverse_frequencies
 from nemo_specrl.policy.megatron.attention import FusedCausalAttention
+from nemo_specrl.policy.megatron.cpu import fast_bf16
 from nemo_specrl.policy.megatron.parallel import ParallelLayout
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def compute_dtype(config: PolicyConfig, device: torch.device) -> torch.dtype:
+    """The dtype that parameters are stored and multiplied in: `config.dtype`, but for CPUs without bf16 kernels.
+    There the bf16 weights, exact as fp32 numbers, are multiplied in fp32."""
+    if config.dtype == "bf16" and device.type == "cpu" and not fast_bf16():
+        return torch.float32
+    return DTYPES[config.dtype]
 
 
 class PolicyModel(GPTModel):  # type: ignore[misc]
@@ -53,7 +62,7 @@ def transformer_config(
     architecture: Architecture, config: PolicyConfig, layout: ParallelLayout, *, fused: bool
 ) -> TransformerConfig:
     """Megatron's configuration. `fused` turns on the kernels that need Transformer Engine."""
-    dtype = DTYPES[config.dtype]
+    dtype = compute_dtype(config, layout.device)
     return TransformerConfig(
         num_layers=architecture.num_layers,
         hidden_size=architecture.hidden_size,
@@ -72,7 +81,7 @@ def transformer_config(
         attention_dropout=0.0,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        bf16=config.dtype == "bf16",
+        bf16=dtype == torch.bfloat16,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         variable_seq_lengths=layout.pp > 1,
@@ -119,7 +128,7 @@ def build_model(architecture: Architecture, config: PolicyConfig, layout: Parall
         rotary_base=architecture.rope_theta,
     )
     model.rotary_pos_emb.inv_freq = inverse_frequencies(architecture).to(layout.device)
-    return model.to(device=layout.device, dtype=DTYPES[config.dtype])  # type: ignore[no-any-return]
+    return model.to(device=layout.device, dtype=compute_dtype(config, layout.device))  # type: ignore[no-any-return]
 
 
 def check_split(architecture: Architecture, layout: ParallelLayout) -> None:

@@ -34,12 +34,14 @@ def build_optimizer(model: Any, config: PolicyConfig, layout: ParallelLayout) ->
 
 
 class CpuOptimizer:
-    """torch AdamW on fp32 masters; a bf16 parameter is its master, rounded."""
+    """torch AdamW on fp32 masters; in bf16 a parameter is its master, rounded (`cpu.fast_bf16` decides what dtype the
+    rounded number is stored in)."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], config: PolicyConfig) -> None:
         self.parameters = list(parameters)
+        self.rounds = config.dtype == "bf16"
         self.masters = [
-            p if p.dtype == torch.float32 else torch.nn.Parameter(p.detach().float()) for p in self.parameters
+            torch.nn.Parameter(p.detach().to(torch.float32, copy=True)) if self.rounds else p for p in self.parameters
         ]
         self.clip = config.clip_grad
         self.adam = torch.optim.AdamW(
@@ -60,8 +62,8 @@ class CpuOptimizer:
         self.adam.step()
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.grad = None
-            if parameter is not master:
-                parameter.data.copy_(master.data)
+            if self.rounds:
+                parameter.data.copy_(master.data.bfloat16())
         return norm
 
     def _norm(self, grads: list[torch.Tensor]) -> float:
@@ -80,8 +82,8 @@ class CpuOptimizer:
         with torch.no_grad():
             for parameter, master, saved in zip(self.parameters, self.masters, state["masters"], strict=True):
                 master.copy_(saved)
-                if parameter is not master:
-                    parameter.copy_(saved)
+                if self.rounds:
+                    parameter.copy_(saved.bfloat16())
         self.adam.load_state_dict(state["adam"])
 
 

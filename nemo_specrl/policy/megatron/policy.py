@@ -69,7 +69,7 @@ class MegatronPolicy:
         self._learning_rate = LearningRate(config, total_updates)
         self._total_updates = total_updates
         self._model = build_model(self.architecture, config, self.layout)
-        load_weights(self._model, checkpoint, self.architecture, self.layout)
+        load_weights(self._model, checkpoint, self.architecture, self.layout, DTYPES[config.dtype])
         self._ddp = DistributedDataParallel(
             self._model.config,
             DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=False),
@@ -177,9 +177,9 @@ class MegatronPolicy:
         self._reference = [p.detach().clone() for p in self._model.parameters()]
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face (name, tensor) pairs in the compute dtype, complete on every rank. Collective: exhaust it on
+        """Hugging Face (name, tensor) pairs in `config.dtype`, complete on every rank. Collective: exhaust it on
         all ranks. A tensor may share the policy's memory, valid until the next update."""
-        return export_weights(self._model, self.architecture, self.layout)
+        return export_weights(self._model, self.architecture, self.layout, DTYPES[self.config.dtype])
 
     def save(self, folder: Path) -> None:
         """Write this rank's share of model, optimizer and schedule into `folder` (which exists)."""

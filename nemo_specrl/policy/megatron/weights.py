@@ -138,8 +138,10 @@ _TRANSFORMER_ENGINE_NAMES = {
 }
 
 
-def load_weights(model: Any, checkpoint: Checkpoint, architecture: Architecture, layout: ParallelLayout) -> None:
-    """Fill every parameter of this rank from the checkpoint."""
+def load_weights(
+    model: Any, checkpoint: Checkpoint, architecture: Architecture, layout: ParallelLayout, dtype: torch.dtype
+) -> None:
+    """Fill every parameter of this rank from the checkpoint, rounded to `dtype`."""
     parameters = parameters_by_slot(model, architecture, layout)
     with torch.no_grad():
         for slot in slots(architecture, layout.pp):
@@ -148,7 +150,7 @@ def load_weights(model: Any, checkpoint: Checkpoint, architecture: Architecture,
                 continue
             whole = join(slot, [checkpoint.read(name) for name, _ in slot.sources], architecture, layout.tp)
             mine = whole if slot.split is None else whole.chunk(layout.tp, slot.split)[layout.tp_rank]
-            parameter.copy_(mine)
+            parameter.copy_(mine.to(dtype))
             # Megatron sets these while it initialises, which we skip; the gradient norm counts by them.
             parameter.tensor_model_parallel = slot.split is not None  # type: ignore[attr-defined]
             parameter.partition_dim = -1 if slot.split is None else slot.split  # type: ignore[attr-defined]
@@ -157,14 +159,15 @@ def load_weights(model: Any, checkpoint: Checkpoint, architecture: Architecture,
 
 
 def export_weights(
-    model: Any, architecture: Architecture, layout: ParallelLayout
+    model: Any, architecture: Architecture, layout: ParallelLayout, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hugging Face (name, tensor) pairs, whole on every rank. Collective. A tensor may share memory with the model:
+    """Hugging Face (name, tensor) pairs, whole on every rank, as `dtype`. Collective. A tensor may share memory with the model:
     it is valid until the next update."""
     parameters = parameters_by_slot(model, architecture, layout)
     for slot in slots(architecture, layout.pp):
         whole = _gathered(slot, parameters.get(slot.name), architecture, layout, model.config.params_dtype)
-        yield from zip((name for name, _ in slot.sources), apart(slot, whole, architecture, layout.tp), strict=True)
+        for (name, _), tensor in zip(slot.sources, apart(slot, whole, architecture, layout.tp), strict=True):
+            yield name, tensor.to(dtype)
 
 
 def _gathered(
