@@ -29,13 +29,15 @@ class _Layout:
     """Metric lines with the same names."""
 
     def __init__(self, names: list[str], only: Container[str] | None) -> None:
-        chosen = [i for i, name in enumerate(names) if i < 3 or only is None or name in only]
+        chosen = [i for i, name in enumerate(names) if name == "step" or only is None or name in only]
         self.names = [names[i] for i in chosen]
+        self.step = self.names.index("step")
         self.order: list[int] = []
         self.blocks: list[Column] = []
         self._last = chosen[-1] == len(names) - 1
         # In a line split at its quotes the number of name i follows the name; there is no number behind "values".
-        self._numbers = itemgetter(*(6 + 2 * i if i < 3 else 8 + 2 * i for i in chosen))
+        places = [6 + 2 * i if i < 3 else 8 + 2 * i for i in chosen]
+        self._numbers = itemgetter(slice(places[0], places[0] + 1)) if len(places) == 1 else itemgetter(*places)
         self._pending: list[bytes] = []
 
     def add(self, pieces: list[bytes], order: int) -> None:
@@ -125,8 +127,9 @@ def _table(layouts: list[_Layout]) -> tuple[NDArray[np.int64], dict[str, Column]
         layout.blocks = []
     if not tables:
         return np.zeros(0, np.int64), {}
-    steps = np.unique(np.concatenate([table[:, 2] for table in tables])).astype(np.int64)
-    rows = [np.searchsorted(steps, table[:, 2].astype(np.int64)) for table in tables]
+    numbers = [table[:, layout.step].astype(np.int64) for table, layout in zip(tables, layouts, strict=True)]
+    steps = np.unique(np.concatenate(numbers))
+    rows = [np.searchsorted(steps, number) for number in numbers]
     where: dict[str, list[tuple[int, int]]] = {}
     for index, layout in enumerate(layouts):
         for position, name in enumerate(layout.names):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -107,6 +108,7 @@ def _claim(value: float, means: np.ndarray, half: float, n: int, *, paired: bool
     return Contrast(value, low, high, n, paired, verdict)
 
 
+@cache
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
     """t with P(|T| <= t) = level for Student's T with so many degrees of freedom (>= 1, need not be whole)."""
     low, high = 0.0, 1.0

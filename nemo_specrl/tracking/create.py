@@ -31,9 +31,13 @@ def create_tracker(run: RunConfig, output_dir: Path, *, resumed: bool, enabled: 
         return NullTracker()
     tracking = run.tracking
     tracker = RunTracker(output_dir, flush_timeout_s=tracking.flush_timeout_s, max_rows=tracking.sample_rollouts)
-    tracker.sample_system(tracking.system_metrics_every_s)
     if tracking.mlflow:
-        _follow(run, output_dir, tracker)
+        try:
+            _follow(run, output_dir, tracker)
+        except (ValueError, ConnectionError):
+            tracker.close("FAILED")
+            raise
+    tracker.sample_system(tracking.system_metrics_every_s)
     where = provenance()
     job = ", ".join(f"{key} {where[key]}" for key in ("slurm.job_id", "slurm.nodes", "host") if key in where)
     how = "resumed" if resumed else "from the start"

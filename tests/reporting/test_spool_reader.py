@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
     run = read_folder(tmp_path, only={"b"})
     assert list(run.series("b")) == [2]
     assert not run.has("a")
+    assert list(read_folder(tmp_path, only={"nothing"}).steps) == [1]
     assert list(read_folder(tmp_path, only={"c"}).series("c")) == [3], (
         "the last number of a line has no comma behind it"
     )
@@ -117,9 +119,12 @@ def test_a_folder_without_a_spool_is_an_error(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-def test_memory_stays_near_the_table(make_run: Callable[..., Path]) -> None:
+def test_time_and_memory_stay_near_the_table(make_run: Callable[..., Path]) -> None:
     """5,000 steps of 12 numbers are half a megabyte as a table; the text is five times that and must not stay."""
     folder = make_run(steps=5000)
+    start = time.process_time()
+    read_folder(folder)
+    assert time.process_time() - start < 5000 * 150e-6, "150 us a line, ten times what it takes on an idle machine"
     tracemalloc.start()
     run = read_folder(folder)
     kept, peak = tracemalloc.get_traced_memory()
