@@ -99,7 +99,7 @@ def compare(
         arms=arms,
         baseline=baseline,
         runs={arm: groups[arm] for arm in arms},
-        figures=[figure for figure in figures if any(figure.estimates.values())],
+        figures=[f for f in figures if any(f.estimates.values()) and (len(arms) > 1 or f.measure.kind != "speedup")],
         config_diff=config_diff({arm: groups[arm] for arm in arms}),
         environment_diff=environment_diff({arm: groups[arm] for arm in arms}),
         stages={arm: _stages([steady[id(run)] for run in groups[arm]]) for arm in arms},

@@ -101,6 +101,7 @@ def test_the_report_of_one_run(make_run: MakeRun) -> None:
     assert "<mark>the &lt;b&gt;</mark>answer" in page
     assert "&lt;script&gt;" in page
     assert "rollout seconds per step" in page
+    assert "speedup" not in page, "a single run is faster than nothing"
 
 
 def test_the_report_of_a_run_without_steps(make_run: MakeRun) -> None:
