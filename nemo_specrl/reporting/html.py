@@ -60,8 +60,9 @@ def notes(lines: Sequence[str]) -> str:
 
 
 def figures_table(comparison: Comparison) -> str:
+    base = comparison.baseline if len(comparison.arms) > 1 else None
     head = "".join(
-        f'<th>{escape(arm)}<span class="spread">{"baseline" if arm == comparison.baseline and len(comparison.arms) > 1 else "&nbsp;"}</span></th>'
+        f'<th>{escape(arm)}<span class="spread">{"baseline" if arm == base else "&nbsp;"}</span></th>'
         for arm in comparison.arms
     )
     rows = []
