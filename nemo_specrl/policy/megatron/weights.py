@@ -161,8 +161,8 @@ def load_weights(
 def export_weights(
     model: Any, architecture: Architecture, layout: ParallelLayout, dtype: torch.dtype
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hugging Face (name, tensor) pairs, whole on every rank, as `dtype`. Collective. A tensor may share memory with the
-    model: it is valid until the next update."""
+    """Hugging Face (name, tensor) pairs, whole on every rank, as `dtype`. Collective. A tensor may share memory with
+    the model: it is valid until the next update."""
     parameters = parameters_by_slot(model, architecture, layout)
     for slot in slots(architecture, layout.pp):
         whole = _gathered(slot, parameters.get(slot.name), architecture, layout, model.config.params_dtype)
