@@ -15,7 +15,7 @@ from nemo_specrl.reporting.gate import SYNTAX, failures, parse_condition
 from nemo_specrl.reporting.html import comparison_page
 from nemo_specrl.reporting.load import find_runs
 from nemo_specrl.reporting.measures import ALIGNMENTS, KEYS
-from nemo_specrl.reporting.spool_reader import read_folder
+from nemo_specrl.reporting.spool_reader import read_folders
 from nemo_specrl.reporting.terminal import print_comparison
 
 
@@ -34,7 +34,7 @@ def compare_folders(
 
     The first folder's arm is the baseline unless one is named. Raises ValueError as `compare` does.
     """
-    runs = [read_folder(folder, KEYS) for folder in folders]
+    runs = read_folders(folders, KEYS)
     comparison = compare(runs, baseline=baseline, align=align, from_epoch=from_epoch, goal=goal)
     print_comparison(comparison, console)
     write(comparison, html, json)

@@ -11,7 +11,7 @@ import numpy as np
 
 from nemo_specrl.reporting.history import RunHistory
 from nemo_specrl.reporting.measures import KEYS
-from nemo_specrl.reporting.spool_reader import read_folder
+from nemo_specrl.reporting.spool_reader import read_folder, read_folders
 from nemo_specrl.tracking.spool import EVENTS
 from nemo_specrl.tracking.uri import resolve_uri, set_patience, shown
 
@@ -47,16 +47,17 @@ def find_runs(
 
     Raises ValueError for a reference that finds nothing.
     """
-    runs: list[RunHistory] = []
+    found: list[Path] = []
     names = []
     for reference in references:
         folders = run_folders(Path(reference))
         if folders:
-            runs += [read_folder(folder, only) for folder in folders]
+            found += folders
         elif Path(reference).is_dir():
             raise ValueError(f"{reference} holds no run: there is no {EVENTS} in it or in the folders below it")
         else:
             names.append(reference)
+    runs = read_folders(found, only)
     if names or experiment or filter_string:
         client = connect(uri)
         for name in names:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_specrl.reporting.spool_reader import read_folder
+from nemo_specrl.reporting.spool_reader import read_folder, read_folders
 from nemo_specrl.tracking.spool import EVENTS, Spool, read_events
 
 NAMES = ("a", "b/c", "größe", "d 1.5:x")
@@ -117,6 +117,16 @@ def test_configuration_tags_and_status_are_the_newest(tmp_path: Path) -> None:
 def test_a_folder_without_a_spool_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run's output folder"):
         read_folder(tmp_path)
+
+
+def test_many_runs_on_all_cores_are_the_same_runs(bench: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = [read_folder(folder) for folder in bench]
+    monkeypatch.setattr("nemo_specrl.reporting.spool_reader._WORTH_FORKING", 0)
+    together = read_folders(bench, None)
+    assert [run.source for run in together] == [str(folder) for folder in bench]
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(one.column("reward/mean"), other.column("reward/mean"))
+        assert (one.config, one.seed, one.status) == (other.config, other.seed, other.status)
 
 
 def test_time_and_memory_stay_near_the_table(make_run: Callable[..., Path]) -> None:
