@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemo_specrl.speculation import vocabulary
 from nemo_specrl.speculation.acceptance import Rule, draw, make_rule
 from nemo_specrl.speculation.randomness import uniforms
-from nemo_specrl.speculation.verifier import Draft, Verification, Verifier, verify_logprobs
+from nemo_specrl.speculation.verifier import Draft, Sums, Verification, Verifier, verify_logprobs
 from nemo_specrl.types import Rollout
 from tests.speculation.rollouts import PROMPT, draft, log_laws, rollout, run, sample, top
 
@@ -107,24 +108,80 @@ def test_laws_and_candidates_are_those_of_the_rule() -> None:
 
 
 def test_sums_are_measured_on_every_position() -> None:
+    """Also after the draft's end; only the bias is that of the positions at which the rule's law applied."""
     rng = np.random.default_rng(1)
-    old = log_laws(rng, 6, 8)
-    new = log_laws(rng, 6, 8, near=old)
-    source = rollout(old, sample(rng, old), 8)
-    (got,) = run(Verifier(make_rule("exact"), [draft(source)], seed=0, step=0, topk=0), new, 4)
+    old = log_laws(rng, 12, 8)
+    new = log_laws(rng, 12, 8, near=old)
     p, q = new.double().exp().numpy(), old.double().exp().numpy()
-    assert got.topk is None
-    assert got.sums.positions == 6
-    assert got.sums.tv == pytest.approx(0.5 * np.abs(p - q).sum(), abs=1e-5)
-    assert got.sums.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4)
-    assert got.sums.tail == pytest.approx(0.0, abs=1e-5)
-    (short,) = run(
-        Verifier(make_rule("exact"), [draft(rollout(old, list(source.token_ids), 2))], seed=0, step=0, topk=0), new
-    )
-    assert short.sums.tail == pytest.approx(6 - np.sort(q, 1)[:, -2:].sum(), abs=1e-5)
-    (biased,) = run(Verifier(make_rule("lenient"), [draft(source)], seed=0, step=0, topk=0), new)
-    law = np.minimum(p, q) + (1 - np.minimum(p, q).sum(1, keepdims=True)) * p
-    assert biased.sums.bias / biased.sums.bias_positions == pytest.approx(0.5 * np.abs(law - p).sum() / 6, abs=1e-5)
+    shared = np.minimum(p, q)
+    bias = 0.5 * np.abs(shared + (1 - shared.sum(1, keepdims=True)) * p - p).sum(1)
+    ended = set()
+    for slot in range(20):
+        source = rollout(old, sample(rng, old), 8, slot=slot)
+        at = (np.arange(12), source.token_ids)
+        for name in ("exact", "lenient", "block"):
+            (got,) = run(Verifier(make_rule(name), [draft(source)], seed=0, step=0, topk=0), new, 4)
+            assert got.topk is None
+            assert got.sums.positions == 12
+            assert got.sums.tail == 0
+            assert got.sums.tv == pytest.approx((1 - np.minimum(1, p[at] / q[at])).sum(), abs=1e-5)
+            assert got.sums.accept == pytest.approx(12 - got.sums.tv, abs=1e-5)
+            assert got.sums.entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4)
+            if name == "lenient":
+                decided = got.kept + (got.replacement is not None)
+                assert got.sums.bias_positions == decided
+                assert got.sums.bias == pytest.approx(bias[:decided].sum(), abs=1e-5)
+                ended.add(decided)
+            else:
+                assert (got.sums.bias, got.sums.bias_positions) == (0.0, 12)
+    assert min(ended) <= 4 < max(ended), "drafts that ended in the first chunk and drafts that went on"
+
+
+@pytest.mark.parametrize("name", ["exact", "lenient", "block"])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_one_sample_estimates_are_unbiased(name: str, k: int) -> None:
+    """Over y ~ q, by enumeration: total variation, the mass outside S, the acceptance under `exact`."""
+    rng = np.random.default_rng(9)
+    old = log_laws(rng, 1, 8)
+    new = log_laws(rng, 1, 8, near=old)
+    p, q = new[0].double().exp().numpy(), old[0].double().exp().numpy()
+    mean = Sums()
+    for y in range(8):
+        (got,) = run(Verifier(make_rule(name), [draft(rollout(old, [y], k))], seed=0, step=0, topk=0), new)
+        mean = mean + Sums(**{field: q[y] * value for field, value in vars(got.sums).items()})
+    stored = np.argsort(-q)[:k]
+    assert mean.tv == pytest.approx(0.5 * np.abs(p - q).sum(), abs=1e-6)
+    assert mean.tail == pytest.approx(1 - q[stored].sum(), abs=1e-6)
+    assert mean.accept == pytest.approx(np.minimum(p, q)[stored].sum(), abs=1e-6)
+
+
+def test_a_chunk_is_read_in_one_transfer_and_a_finished_chain_reads_no_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU each `.cpu()` waits for the device: one a chunk for the evidence, one for the row that is replaced."""
+    transfers, columns = [], []
+    cpu, gather = torch.Tensor.cpu, vocabulary.at
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        transfers.append(tuple(tensor.shape))
+        return cpu(tensor)
+
+    def seen(logprobs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        columns.append(wanted.shape[1])
+        return gather(logprobs, wanted)
+
+    monkeypatch.setattr(torch.Tensor, "cpu", counted)
+    monkeypatch.setattr(vocabulary, "at", seen)
+    old = log_laws(np.random.default_rng(10), 9, 6)
+    masked = torch.full_like(old, -torch.inf).index_fill_(1, torch.tensor([5]), 0.0)
+    source = rollout(old, [1, 2, 3, 4, 0, 1, 2, 3, 4], 3)
+    for name, read in (("lenient", [4, 1, 1]), ("block", [4, 4, 4]), ("exact", [1, 1, 1])):
+        transfers.clear()
+        columns.clear()
+        (got,) = run(Verifier(make_rule(name), [draft(source)], seed=0, step=0, topk=0), masked, 3)
+        assert (got.kept, got.replacement) == (0, 5)
+        assert columns == read
+        assert transfers == [(3 * c + 3,) for c in read] + [(6,)]
 
 
 def test_ranks_agree_and_addresses_differ() -> None:
