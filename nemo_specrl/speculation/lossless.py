@@ -1,14 +1,13 @@
-"""The lossless gate's statistics: does an engine sample from the policy, and do its log-probs mean what they say?
+"""The lossless gate's statistics: Pearson's chi-square with its level and power, and whether an engine's log-probs mean
+what they say.
 
-Pure: probabilities, counts and log-probs in, verdicts out. The verdict's text says in words what is wrong and what to
-do. Pearson's chi-square over bins of the vocabulary, summed over contexts; error level and power are always stated.
-Ours.
+Pure: counts and log-probs in, figures and verdicts out. A verdict's text says in words what is wrong and what to do.
+Whether an engine samples from the policy is `transform`'s question. Ours.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -18,49 +17,6 @@ from numpy.typing import NDArray
 Probs: TypeAlias = NDArray[np.float64]
 LEVEL = 1e-3
 """Probability that a sound engine fails the chi-square."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bins:
-    """A partition of the vocabulary at one context, coarse enough for the chi-square to hold."""
-
-    labels: NDArray[np.int64]
-    """[V] bin of each token; -1 for tokens without mass."""
-    probs: Probs
-    """[B] the policy's probability of each bin, positive, summing to 1."""
-
-    def count(self, samples: NDArray[np.integer]) -> tuple[NDArray[np.int64], int]:
-        """([B] samples per bin, samples on tokens that the policy gives no mass)."""
-        known = (samples >= 0) & (samples < len(self.labels))
-        labels = np.where(known, self.labels[np.where(known, samples, 0)], -1)
-        return np.bincount(labels[labels >= 0], minlength=len(self.probs)), int((labels < 0).sum())
-
-    def fold(self, law: Probs) -> Probs:
-        """[B] the probability of each bin under another law [V] (mass outside all bins is left out)."""
-        inside = self.labels >= 0
-        folded = np.bincount(self.labels[inside], weights=law[inside], minlength=len(self.probs))
-        return np.asarray(folded, dtype=np.float64)
-
-
-def make_bins(probs: Probs, samples: int, *, expected: float = 10.0, most: int = 64) -> Bins:
-    """Bins over `probs` [V]: likely tokens alone, unlikely ones together in order of probability (so a wrong
-    temperature shows), each with at least `expected` samples of `samples`, at most `most` bins."""
-    law = np.asarray(probs, dtype=np.float64)
-    law = law / law.sum()
-    smallest = max(expected / samples, 1.0 / most)
-    labels = np.full(len(law), -1, dtype=np.int64)
-    masses: list[float] = [0.0]
-    for token in np.argsort(-law, kind="stable"):
-        if law[token] <= 0:
-            break
-        if masses[-1] >= smallest:
-            masses.append(0.0)
-        labels[token] = len(masses) - 1
-        masses[-1] += float(law[token])
-    if len(masses) > 1 and masses[-1] < smallest:  # too thin a rest joins the bin before it
-        labels[labels == len(masses) - 1] -= 1
-        masses[-2:] = [masses[-2] + masses[-1]]
-    return Bins(labels, np.asarray(masses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,67 +32,6 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return self.status != "fail"
-
-
-def sampling_verdict(
-    contexts: Sequence[tuple[Probs, NDArray[np.integer]]],
-    *,
-    alternative_temperature: float = 1.25,
-    tolerance: float = 0.0,
-    level: float = LEVEL,
-) -> Verdict:
-    """Chi-square of an engine's samples against the policy.
-
-    `contexts`: (the policy's law [V], samples [n]) each. `alternative_temperature`: the power stated is that against
-    the law at this relative temperature. `tolerance`: chi-square distance sum (a - p)^2 / p per context that counts
-    as numerical noise (bf16 against fp32); the critical value is then the noncentral one."""
-    statistic, freedom, total, massless, noncentrality, allowed = 0.0, 0, 0, 0, 0.0, 0.0
-    for law, samples in contexts:
-        bins, n = make_bins(law, len(samples)), len(samples)
-        counts, outside = bins.count(np.asarray(samples))
-        statistic += chi_square(counts, bins.probs)
-        freedom += len(bins.probs) - 1
-        noncentrality += n * distance(bins.fold(tempered(law, alternative_temperature)), bins.probs)
-        allowed += n * tolerance
-        total, massless = total + n, massless + outside
-    if not freedom:
-        raise ValueError(
-            "the gate's contexts leave nothing to test: in each the policy is all but certain of one token; "
-            "choose less certain contexts, or draw more samples"
-        )
-    limit = critical_value(freedom, level, allowed)
-    power = survival(limit, freedom, noncentrality)
-    figures = {
-        "chi_square": statistic,
-        "critical": limit,
-        "freedom": float(freedom),
-        "samples": float(total),
-        "massless": float(massless),
-        "level": level,
-        "power": power,
-    }
-    what = (
-        f"{total} samples in {len(contexts)} contexts: chi-square {statistic:.1f}, critical value {limit:.1f} at "
-        f"{freedom} degrees of freedom (error level {level:.1%}; power {power:.1%} against temperature "
-        f"x{alternative_temperature:g})"
-    )
-    remedy = (
-        "Do not train on these samples. Check that the engine runs with this package's vLLM plugin (VLLM_PLUGINS), "
-        "that it holds the policy's current weights, that temperature, top_p and top_k are the same on both sides, "
-        "and try again with drafter.method=off: if that passes, the drafter's verification is at fault"
-    )
-    if massless:
-        return Verdict(
-            "fail",
-            f"The engine does not sample from the policy: {massless} of its tokens have probability 0 under the "
-            f"sampling law. {what}. {remedy}.",
-            figures,
-        )
-    if statistic > limit:
-        return Verdict("fail", f"The engine does not sample from the policy. {what}. {remedy}.", figures)
-    if power < 0.9:
-        return Verdict("warn", f"No deviation was found, but the test is weak: draw more samples. {what}.", figures)
-    return Verdict("pass", f"The engine samples from the policy. {what}.", figures)
 
 
 def canary_verdict(
@@ -213,34 +108,14 @@ def distance(law: Probs, probs: Probs) -> float:
     return float(((law - probs) ** 2 / probs).sum())
 
 
-def tempered(probs: Probs, temperature: float) -> Probs:
-    """[V] the law at a relative temperature: probs^(1/temperature), normalised."""
-    law = np.power(np.asarray(probs, np.float64), 1.0 / temperature)
-    return np.asarray(law / law.sum(), dtype=np.float64)
-
-
-def samples_needed(alternative: Probs, probs: Probs, *, power: float = 0.99, level: float = LEVEL) -> int:
-    """Samples at which the chi-square over bins `probs` [B] tells `alternative` [B] from it with this power."""
-    effect, freedom = distance(alternative, probs), len(probs) - 1
-    if effect <= 0:
-        raise ValueError("the alternative is the law itself: no number of samples can tell them apart")
-    limit, low, high = critical_value(freedom, level), 0, 1
-    while survival(limit, freedom, high * effect) < power:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if survival(limit, freedom, middle * effect) >= power else (middle, high)
-    return high
-
-
-def critical_value(freedom: int, level: float = LEVEL, noncentrality: float = 0.0) -> float:
-    """The value that a (noncentral) chi-square variable exceeds with probability `level`."""
-    low, high = 0.0, float(freedom + noncentrality + 10)
-    while survival(high, freedom, noncentrality) > level:
+def critical_value(freedom: int, level: float = LEVEL) -> float:
+    """The value that a chi-square variable exceeds with probability `level`."""
+    low, high = 0.0, float(freedom + 10)
+    while survival(high, freedom) > level:
         high *= 2
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if survival(middle, freedom, noncentrality) > level else (low, middle)
+        low, high = (middle, high) if survival(middle, freedom) > level else (low, middle)
     return high
 
 

@@ -64,20 +64,20 @@ class Transform:
         return Transformed(values, log_y[:, 0].double().cpu().numpy(), bins)
 
 
-def transform_verdict(parts: Sequence[Transformed], *, bins: int = BINS, level: float = LEVEL) -> Verdict:
-    """Chi-square of the pooled values against the uniform law over `bins` equal bins.
+def transform_verdict(parts: Sequence[Transformed], *, level: float = LEVEL) -> Verdict:
+    """Chi-square of the pooled values against the uniform law over `BINS` equal bins.
 
     ValueError where there is nothing to test."""
     values = np.concatenate([part.values for part in parts]) if parts else np.zeros(0)
     n = len(values)
-    if n < 10 * bins:
-        raise ValueError(f"the gate has {n} tokens and needs at least {10 * bins}: draw more samples")
+    if n < 10 * BINS:
+        raise ValueError(f"the gate has {n} tokens and needs at least {10 * BINS}: draw more samples")
     massless = int((values < 0).sum())
-    uniform = np.full(bins, 1.0 / bins)
-    counts = np.bincount((values[values >= 0] * bins).astype(np.int64), minlength=bins)
-    statistic, limit = chi_square(counts, uniform), critical_value(bins - 1, level)
-    alternative = sum((part.alternative for part in parts), np.zeros(bins))
-    power = survival(limit, bins - 1, n * distance(alternative / alternative.sum(), uniform))
+    uniform = np.full(BINS, 1.0 / BINS)
+    counts = np.bincount((values[values >= 0] * BINS).astype(np.int64), minlength=BINS)
+    statistic, limit = chi_square(counts, uniform), critical_value(BINS - 1, level)
+    alternative = sum((part.alternative for part in parts), np.zeros(BINS))
+    power = survival(limit, BINS - 1, n * distance(alternative / alternative.sum(), uniform))
     figures = {
         "chi_square": statistic,
         "critical": limit,
@@ -87,7 +87,7 @@ def transform_verdict(parts: Sequence[Transformed], *, bins: int = BINS, level: 
         "power": power,
     }
     what = (
-        f"{n} sampled tokens: chi-square {statistic:.1f}, critical value {limit:.1f} at {bins - 1} degrees of freedom "
+        f"{n} sampled tokens: chi-square {statistic:.1f}, critical value {limit:.1f} at {BINS - 1} degrees of freedom "
         f"(error level {level:.1%}; power {power:.1%} against a temperature of x{ALTERNATIVE:g})"
     )
     remedy = (
