@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import nemo_specrl
+from nemo_specrl.config.hardware import with_dtypes
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.validate import validate
 
@@ -73,7 +74,7 @@ def to_run_config(tree: DictConfig) -> RunConfig:
     except OmegaConfBaseException as error:
         raise ValueError(str(error)) from error
     assert isinstance(run, RunConfig)
-    frozen = cast(RunConfig, _with_tuples(run))
+    frozen = with_dtypes(cast(RunConfig, _with_tuples(run)))
     validate(frozen)
     return frozen
 

@@ -27,7 +27,7 @@ class EngineConfig:
     max_num_seqs: int = 8
     """Engine slots: requests decoded at once."""
     dtype: str = "bf16"
-    """`bf16` or `fp32`."""
+    """`bf16` or `fp32`; in files and on the command line also `auto`: bf16 where the hardware multiplies it."""
     tensor_parallel: int = 1
     """The engine's own tensor parallelism."""
     kv_cache_gib: float = 1.0

@@ -14,7 +14,8 @@ class PolicyConfig:
     pipeline_parallel: int = 1
     """Pipeline-parallel ranks, PP. Data-parallel ranks are what is left of the world size."""
     dtype: str = "bf16"
-    """Compute precision, `bf16` (with fp32 master weights) or `fp32`."""
+    """Compute precision, `bf16` (with fp32 master weights) or `fp32`; in files and on the command line also `auto`:
+    bf16 where the hardware multiplies it, else fp32."""
     micro_batch_tokens: int = 4096
     """Most padded tokens in one micro-batch; rows are sorted by length and packed up to it."""
     recompute: bool = False

@@ -101,6 +101,11 @@ def newest(root: Path) -> Checkpoint | None:
     return chosen
 
 
+def digest(folder: Path) -> str:
+    """Hex digest of a published checkpoint: that of its manifest, which holds those of its files."""
+    return _digest(folder / MANIFEST)
+
+
 def _seal(folder: Path, step: int, state: dict[str, Any]) -> None:
     files = {}
     for path in sorted(folder.rglob("*")):

@@ -101,7 +101,15 @@ def save(parts: Parts, root: Path, plan: StepPlan) -> None:
         "policy_version": parts.policy.version,
         "model": parts.model_digest,
     }
-    checkpoint.publish(root, plan.step, write, state, keep=parts.run.trainer.keep_checkpoints)
+    published = checkpoint.publish(root, plan.step, write, state, keep=parts.run.trainer.keep_checkpoints)
+    if parts.tracker is not None:
+        parts.tracker.tags(
+            {
+                "checkpoint.step": str(plan.step),
+                "checkpoint.path": str(published),
+                "checkpoint.digest": checkpoint.digest(published),
+            }
+        )
 
 
 def restore(parts: Parts, root: Path) -> int:

@@ -17,6 +17,7 @@ from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.rollout.vllm.engine import VllmEngine
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.tracking import Tracker, create_tracker
+from nemo_specrl.tracking.provenance import prompts_digest
 from nemo_specrl.training.plan import plan_steps
 from nemo_specrl.training.progress import Progress
 from nemo_specrl.training.ranks import broadcast, is_main
@@ -77,6 +78,8 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         tracker = create_tracker(run, folder, resumed=resumed) if track and is_main() else None
         if tracker is not None:
             stack.push(_close_tracker(tracker))
+            tracker.dataset(run.data.source, prompts_digest(prompts), run.data.source)
+            tracker.tags({"model.digest": digest})
         reward = stack.enter_context(Scorer(run.reward)) if is_main() else None
         if reward is not None:
             reward.check([*prompts, *validation])
