@@ -1,11 +1,13 @@
 """Reuse and engine together: whose law the rollouts have, who is asked for what, and what is counted."""
 
+import functools
 import itertools
 
 import numpy as np
 import pytest
 
 from nemo_specrl.config.compose import compose
+from nemo_specrl.config.run import RunConfig
 from nemo_specrl.rollout.generator import RolloutBatch, RolloutGenerator
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.speculation.lossless import critical_value
@@ -17,10 +19,16 @@ OLD, NEW = random_table(1), random_table(2)
 PROMPTS = [Prompt(np.array([0, i % 3], np.int32), "", "") for i in range(3)]
 
 
+@functools.cache
+def composed(overrides: tuple[str, ...]) -> RunConfig:
+    """Composing costs more than a test's rollouts."""
+    return compose(list(overrides))
+
+
 def make(
     table: np.ndarray, cache: RolloutCache, *overrides: str, group: int = 4, limit: int = R
 ) -> tuple[RolloutGenerator, ToyEngine]:
-    run = compose([f"algorithm.group_size={group}", f"sampling.max_new_tokens={limit}", *overrides])
+    run = composed((f"algorithm.group_size={group}", f"sampling.max_new_tokens={limit}", *overrides))
     engine = ToyEngine(table, EOS)
     generator = RolloutGenerator(
         run, ToyPolicy(table, EOS), engine, cache, eos_token_ids=[EOS], share=lambda d: d, share_batch=lambda b: b
@@ -75,18 +83,18 @@ def statistic(rule: str, group: int, *extra: str) -> tuple[float, int]:
 @pytest.mark.parametrize("rule", ["exact", "block", "one_hot"])
 def test_exact_rules_give_the_policys_law_of_whole_responses(rule: str) -> None:
     """Error level 0.1 %; the power is shown by the next test."""
-    value, freedom = statistic(rule, 4000)
+    value, freedom = statistic(rule, 600)
     assert value < critical_value(freedom)
 
 
 @pytest.mark.parametrize("rule", ["lenient", "full", "random"])
 def test_the_same_check_fails_for_biased_rules(rule: str) -> None:
-    value, freedom = statistic(rule, 4000)
+    value, freedom = statistic(rule, 600)
     assert value > 2 * critical_value(freedom)
 
 
 def test_one_hot_verified_by_the_engine_is_exact_too() -> None:
-    value, freedom = statistic("one_hot", 4000, "reuse.verifier=engine")
+    value, freedom = statistic("one_hot", 600, "reuse.verifier=engine")
     assert value < critical_value(freedom)
 
 
