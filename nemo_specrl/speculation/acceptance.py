@@ -281,9 +281,7 @@ def draws(weights: Probs, u: Probs) -> NDArray[np.int64]:
 
 def ratio(numerator: Probs, q: Probs) -> Probs:
     """min(1, numerator / q), and 0 where q = 0: what q cannot have drawn is never accepted."""
-    out: Probs = np.zeros(len(q))
-    np.divide(numerator, q, out=out, where=q > 0)
-    return np.minimum(out, 1.0, out=out)
+    return np.asarray(np.minimum(numerator, q) / np.maximum(q, np.finfo(np.float32).tiny))
 
 
 def _row_sums(a: Probs) -> Probs:

@@ -217,7 +217,7 @@ class Verifier:
             inside=inside,
             outside=outside,
             q=q,
-            q_seen=q * ~outside,
+            q_seen=q * ~outside if outside.any() else q,
             u=self._uniforms(draft, "accept", n + 1),
             log_p=np.empty(n, np.float32),
             told=np.empty(n, np.float32),
@@ -389,5 +389,5 @@ def _top(logprobs: torch.Tensor, law: Law | None, columns: torch.Tensor, out: To
         values, found = vocabulary.top_of_law(logprobs, k, scale, bump, columns)
     out.ids[:, k:], out.logprobs[:, k:] = -1, -np.inf
     out.ids[:, :k], out.logprobs[:, :k] = found.cpu().numpy(), values.cpu().numpy()
-    if np.isneginf(out.logprobs[:, k - 1].min(initial=0.0)):  # the least likely: some law has fewer than k tokens
+    if out.logprobs[:, k - 1].min() == -np.inf:  # the least likely: some law has fewer than k tokens
         out.ids[np.isneginf(out.logprobs)] = -1
