@@ -27,6 +27,7 @@ SCRIPTS: dict[str, list[str]] = {
         "cluster.image=nemo-specrl.sqsh",
         "cluster.nodes=4",
         "cluster.nemo_rl_dir=$HOME/nemo-rl",
+        "cluster.nemo_rl_command='uv run ./examples/run_grpo.py --config $HOME/my_grpo.yaml'",
         "cluster.stop_before_end_s=900",
     ],
     "seeds_and_arms.sh": [

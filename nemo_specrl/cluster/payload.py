@@ -52,12 +52,15 @@ def expandable(text: str) -> str:
 
 
 def command(run: RunConfig) -> str:
-    """The words of our command as a bash array body; ${overrides[@]} is the task's."""
+    """The words of the command as a bash array body; ${overrides[@]} is the task's."""
     c = run.cluster
+    if run.trainer.name == "nemo_rl":
+        assert c.nemo_rl_command is not None
+        return " ".join(expandable(word) for word in shlex.split(c.nemo_rl_command))
     ours = f'-m nemo_specrl.cli {shlex.quote(c.verb)} "${{overrides[@]}}"'
     python = " ".join(expandable(word) for word in shlex.split(c.python))
     ranks = ranks_per_node(c)
-    if run.trainer.name == "nemo_rl" or ranks * c.nodes == 1:
+    if ranks * c.nodes == 1:
         return f"{python} {ours}"
     return (
         f'{python} -m torch.distributed.run --nnodes="${{#nodes[@]}}" --nproc-per-node={ranks} '
@@ -113,7 +116,7 @@ def _ray(run: RunConfig) -> str:
     mounts = ",".join(['"$WORKDIR:$WORKDIR"', '"$OUTPUT_DIR:$OUTPUT_DIR"', *map(expandable, c.mounts)])
     return f"""\
   export COMMAND CONTAINER={expandable(c.image)} MOUNTS={mounts}
-  COMMAND="cd $(printf '%q' "$WORKDIR") && $(printf '%q ' "${{command[@]}}")"
+  COMMAND="cd $(printf '%q' {expandable(c.nemo_rl_dir)}) && $(printf '%q ' "${{command[@]}}")"
   export GPUS_PER_NODE={c.gpus_per_node} BASE_LOG_DIR="$NEMO_SPECRL_ATTEMPT_DIR"
   export SLURM_SUBMIT_DIR={expandable(c.nemo_rl_dir)}
   export PYTHONPATH="$WORKDIR${{PYTHONPATH:+:$PYTHONPATH}}" NEMO_SPECRL_SRUN

@@ -123,6 +123,8 @@ def _together(c: ClusterConfig, run: RunConfig) -> Iterator[str]:
 
 def _containers(c: ClusterConfig, run: RunConfig) -> Iterator[str]:
     ray = run.trainer.name == "nemo_rl"
+    if ray and c.nemo_rl_command is None:
+        yield "trainer=nemo_rl needs cluster.nemo_rl_command, e.g. 'uv run ./examples/run_grpo.py --config my.yaml'"
     if ray and c.nemo_rl_dir is None:
         yield "trainer=nemo_rl needs cluster.nemo_rl_dir, NeMo RL's checkout on a shared file system (with ray.sub)"
     if ray and c.gpus_per_node < 1:

@@ -110,3 +110,6 @@ class ClusterConfig:
     """Further options of the payload's srun, taken literally."""
     nemo_rl_dir: str | None = None
     """trainer=nemo_rl: NeMo RL's checkout on a shared file system; its ray.sub is called from there."""
+    nemo_rl_command: str | None = None
+    """trainer=nemo_rl: what ray.sub runs, from nemo_rl_dir: NeMo RL's driver and its arguments, e.g.
+    `uv run ./examples/run_grpo.py --config my.yaml`. $NAME is expanded on the node."""

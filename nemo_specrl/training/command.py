@@ -72,7 +72,7 @@ def check_engine(run: RunConfig) -> None:
     from nemo_specrl.rollout.vllm.limits import check
 
     if run.trainer.name != "local":
-        raise ValueError(f"trainer={run.trainer.name} does not train in this process: start it with nemo-specrl submit")
+        raise ValueError(f"trainer={run.trainer.name} runs NeMo RL's own driver in a Slurm job: use nemo-specrl submit")
     check(run.engine, run.sampling, run.drafter, cpu=not torch.cuda.is_available())
 
 

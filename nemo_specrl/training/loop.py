@@ -61,6 +61,7 @@ def train(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) ->
                 if stopped or plan.step == len(plans) or (every and plan.step % every == 0):
                     save(parts, folder / "checkpoints", plan)
             if stopped:
+                parts.ending.interrupted = done < len(plans)
                 break
         return Outcome(done, len(plans), stopped, time.perf_counter() - start)
 

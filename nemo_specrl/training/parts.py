@@ -43,6 +43,7 @@ class Parts:
     cache: RolloutCache
     reward: Scorer | None
     tracker: Tracker | None
+    ending: Ending
     progress: Progress
 
     def decode(self, token_ids: IntArray) -> str:
@@ -76,8 +77,9 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         held_out = run.trainer.val_prompts if run.trainer.val_every else 0
         prompts, validation = split_validation(prompts, held_out)
         tracker = create_tracker(run, folder, resumed=resumed) if track and is_main() else None
+        ending = stack.enter_context(Ending())
+        ending.tracker = tracker
         if tracker is not None:
-            stack.push(_close_tracker(tracker))
             tracker.dataset(run.data.source, prompts_digest(prompts), run.data.source)
             tracker.tags({"model.digest": digest})
         reward = stack.enter_context(Scorer(run.reward)) if is_main() else None
@@ -117,19 +119,22 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         yield Parts(
             run=run, folder=folder, model=model, model_digest=digest, tokenizer=tokenizer, prompts=prompts,
             validation=validation, policy=policy, engine=engine, generator=generator, cache=cache, reward=reward,
-            tracker=tracker, progress=progress,
+            tracker=tracker, ending=ending, progress=progress,
         )  # fmt: skip
 
 
-class _close_tracker:  # noqa: N801 - a context manager used as a function
+class Ending:
     """Ends the tracked run with what really happened."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
+    def __init__(self) -> None:
+        self.tracker: Tracker | None = None
+        self.interrupted = False
+        """Set when the run stopped early and is to be continued: its status is KILLED until it is."""
 
-    def __enter__(self) -> None:
-        return None
+    def __enter__(self) -> Ending:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        killed = kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit)
-        self.tracker.close("FINISHED" if kind is None else "KILLED" if killed else "FAILED")
+        killed = self.interrupted if kind is None else issubclass(kind, KeyboardInterrupt | SystemExit)
+        if self.tracker is not None:
+            self.tracker.close("KILLED" if killed else "FINISHED" if kind is None else "FAILED")

@@ -235,12 +235,11 @@ def test_ray_sub_is_called_as_it_is_with_job_scoped_container_names(fake_slurm, 
     text = script(
         tmp_path / "r",
         trainer="nemo_rl",
-        overrides=("a='x y'",),
-        python=f"bash {path}",
         runtime="pyxis",
         image="i.sqsh",
         gpus_per_node=8,
         nemo_rl_dir=str(rl),
+        nemo_rl_command=f"bash {path} --config 'x y.yaml'",
     )
     code, output = fake_slurm.run(text, tmp_path)
     assert code == 85, output
@@ -250,7 +249,7 @@ def test_ray_sub_is_called_as_it_is_with_job_scoped_container_names(fake_slurm, 
     out = tmp_path / "r"
     assert (attempt(out) / "facts").read_text() == f"{rl} 8 {tmp_path}:{tmp_path},{out}:{out}\n"
     driver = (attempt(out) / "driver").read_text()
-    assert driver == f"4242 unset -m nemo_specrl.cli train output_dir={out} a='x y'\n"
+    assert driver == "4242 unset --config x y.yaml\n"
     assert [c["argv"][1] for c in fake_slurm.calls("scontrol")][-1] == "requeue"
 
 
@@ -258,7 +257,7 @@ def test_the_user_signal_is_not_sent_into_ray(fake_slurm, tmp_path):
     rl = tmp_path / "rl"
     rl.mkdir()
     (rl / "ray.sub").write_text('touch "$BASE_LOG_DIR/up"; sleep 1; exit 3\n')
-    cluster = {"runtime": "pyxis", "image": "i", "gpus_per_node": 8, "nemo_rl_dir": str(rl)}
+    cluster = {"runtime": "pyxis", "image": "i", "gpus_per_node": 8, "nemo_rl_dir": str(rl), "nemo_rl_command": "true"}
     process = fake_slurm.start(script(tmp_path / "r", payload="", trainer="nemo_rl", **cluster), tmp_path)
     while not (attempt(tmp_path / "r") / "up").exists():
         time.sleep(0.05)

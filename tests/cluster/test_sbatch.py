@@ -16,7 +16,7 @@ GPU = {"gpus_per_node": 4}
 SEEDS = {"seeds": (1, 2)}
 PYXIS = {"runtime": "pyxis", "image": "i.sqsh"}
 APPTAINER = {"runtime": "apptainer", "image": "i.sif"}
-RAY = {**PYXIS, "gpus_per_node": 8, "nemo_rl_dir": "/rl"}
+RAY = {**PYXIS, "gpus_per_node": 8, "nemo_rl_dir": "/rl", "nemo_rl_command": "uv run a.py"}
 # field -> (another value, what the job must have for the field to matter, text that must appear)
 CHANGES: dict[str, tuple[object, dict[str, object], str]] = {
     "name": ("site_x", {}, "site profile site_x"),
@@ -64,6 +64,7 @@ CHANGES: dict[str, tuple[object, dict[str, object], str]] = {
     "port_base": (21000, {}, "PORT_BASE=21000"),
     "extra_srun": (("--mpi=none",), {}, "--mpi=none"),
     "nemo_rl_dir": ("/other", RAY, "SLURM_SUBMIT_DIR=/other"),
+    "nemo_rl_command": ("uv run b.py --config 'my x.yaml'", RAY, "command=(uv run b.py --config 'my x.yaml')"),
 }
 
 
@@ -79,7 +80,7 @@ def test_the_table_below_names_every_field():
 @pytest.mark.parametrize("name", CHANGES)
 def test_every_field_reaches_the_script(name):
     value, needs, text = CHANGES[name]
-    trainer = "nemo_rl" if name == "nemo_rl_dir" else "local"
+    trainer = "nemo_rl" if name.startswith("nemo_rl") else "local"
     before = run_of(needs, trainer)
     after = replace(before, cluster=replace(before.cluster, **{name: value}))
     validate_cluster(after.cluster, after)
