@@ -20,7 +20,15 @@ def test_defaults_and_a_whole_site_are_valid():
     check(
         nodes=2, gpus_per_node=8, policy=PolicyConfig(tensor_parallel=8), runtime="pyxis", image="i", mounts=("/a:/b",)
     )
-    check(trainer="nemo_rl", gpus_per_node=8, runtime="pyxis", image="i", nemo_rl_dir="/rl", nemo_rl_command="x", time="UNLIMITED")
+    check(
+        trainer="nemo_rl",
+        gpus_per_node=8,
+        runtime="pyxis",
+        image="i",
+        nemo_rl_dir="/rl",
+        nemo_rl_command="x",
+        time="UNLIMITED",
+    )
 
 
 @pytest.mark.parametrize(
