@@ -14,7 +14,7 @@ usage: nemo-specrl VERB [group=option ...] [key=value ...]
 
 {verbs}
 
-Everything after train, bench, verify, eval, submit and prepare is Hydra: group=option selects a file of conf/, key=value
+After train, bench, verify, eval, submit and prepare comes Hydra: group=option selects a file of conf/, key=value
 sets a field. Groups: model data algorithm reuse drafter schedule policy engine tracking cluster trainer experiment.
 Every key, with its type and default: docs/configuration.md. Add --dump-config to print the resolved run and stop.
 

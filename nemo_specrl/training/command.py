@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from nemo_specrl.config.compose import CONF_DIR, CONFIG_NAME, compose_tree, open_dict_override, to_run_config
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.training.folder import check_folder
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,13 @@ def train_command(args: list[str]) -> int:
         print(OmegaConf.to_yaml(tree, resolve=True))
         return 0
     check_engine(run)
+    check_folder(run, output_folder(run))
     return _through_nemo(parsed)
+
+
+def output_folder(run: RunConfig) -> Path:
+    """The run's folder, absolute."""
+    return Path(run.output_dir).expanduser().resolve()
 
 
 def check_engine(run: RunConfig) -> None:
@@ -116,7 +123,7 @@ def run_training(run: RunConfig) -> int:
     from nemo_specrl.training.signals import StopSignal, hand_over
     from nemo_specrl.training.summary import summarise
 
-    folder = Path(run.output_dir).expanduser().resolve()
+    folder = output_folder(run)
     main = int(os.environ.get("RANK", "0")) == 0
     claimed = claim(run, folder=folder, resume=run.trainer.resume) if main else nullcontext(False)
     stop = StopSignal(deadline=job_deadline(os.environ), reserve_s=run.cluster.stop_before_end_s)

@@ -42,7 +42,7 @@ class Evaluation:
 
 
 def evaluate(parts: Parts, prompts: Sequence[Prompt], *, step: int, samples: int = 1) -> Evaluation:
-    """Draw and score; rank 0 only. Slots of training rollouts are >= 0, so slots -1, -2, ... have other random numbers."""
+    """Draw and score; rank 0 only. Training uses slots >= 0, so slots -1, -2, ... have random numbers of their own."""
     assert parts.engine is not None
     assert parts.reward is not None
     run = parts.run
@@ -79,14 +79,14 @@ def eval_command(args: list[str]) -> int:
 
     The report is printed and kept as `eval-<data>.json` in the run's folder."""
     from nemo_specrl.config.compose import to_run_config
-    from nemo_specrl.training.command import check_engine, compose_arguments
+    from nemo_specrl.training.command import check_engine, compose_arguments, output_folder
     from nemo_specrl.training.loop import restore
     from nemo_specrl.training.ranks import is_main
 
     _, tree = compose_arguments(args)
     run = to_run_config(tree)
     check_engine(run)
-    folder = Path(run.output_dir).expanduser().resolve()
+    folder = output_folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     with build(run, folder, resumed=False, track=False) as parts:
         step = restore(parts, folder / "checkpoints")

@@ -22,6 +22,13 @@ IDENTITY = (
 """What makes it the same run: a resumed run may change anything else (length, tracking, engine size, cluster)."""
 
 
+def check_folder(run: RunConfig, folder: Path) -> None:
+    """ValueError, before anything heavy is loaded, when the folder belongs to another run."""
+    known = folder / RUN_FILE
+    if known.exists():
+        check_same_run(json.loads(known.read_text()), resolved(run), folder)
+
+
 @contextmanager
 def claim(run: RunConfig, *, folder: Path, resume: bool) -> Iterator[bool]:
     """Take the folder for this run; yields whether an earlier attempt is being continued.
@@ -46,7 +53,7 @@ def claim(run: RunConfig, *, folder: Path, resume: bool) -> Iterator[bool]:
                 raise ValueError(
                     f"output_dir={folder} holds a run: choose another output_dir, or trainer.resume=true to go on"
                 )
-            check_same_run(json.loads(known.read_text()), resolved(run), folder)
+            check_folder(run, folder)
         elif (folder / "checkpoints").exists():
             raise ValueError(f"output_dir={folder} has checkpoints but no {RUN_FILE}: choose another output_dir")
         _write_json(known, resolved(run))
