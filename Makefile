@@ -12,7 +12,7 @@ demo: $(VENV)
 	$(BIN)/nemo-specrl train experiment=demo
 
 test: $(VENV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

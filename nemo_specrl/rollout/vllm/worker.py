@@ -98,7 +98,7 @@ class _Proof:
         """Multiply unit vectors by the live LM head, however it is packed: its own columns must come out."""
         import torch
 
-        head = getattr(self.model, "lm_head", None)
+        head: Any = getattr(self.model, "lm_head", None)
         if self.head is None or not hasattr(head, "quant_method") or head.weight.shape[0] < len(self.head):
             return []
         width = self.head.shape[1]
