@@ -51,7 +51,7 @@ def _scontrol(job_id: str) -> dict[str, Job]:
     try:
         return parse_scontrol(call(["scontrol", "show", "job", job_id, "--oneliner"]))
     except ValueError as error:
-        if "Invalid job id" in str(error):
+        if "Invalid job id" in str(error) or "not found" in str(error):  # the latter: an array task
             return {}
         raise
 

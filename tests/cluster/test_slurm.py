@@ -191,6 +191,8 @@ def test_a_real_training_over_two_nodes_is_one_run_across_requeues(tmp_path):
 def test_a_seed_array_with_one_task_cancelled_and_a_crash(tmp_path):
     array = tmp_path / "array"
     array_id = training(array, "cluster.seeds=[0,1,2]", "cluster.max_parallel=2", "trainer.max_steps=1")
+    for task in (0, 1):  # Slurm keeps no record of a task that is cancelled before its array was split up
+        wait_for(f"{array_id}_{task}", lambda job: job.state != "PENDING", 600)
     subprocess.run(["scancel", f"{array_id}_2"], check=True)
     # Rewards that cannot be verified in time stop the run.
     crash_id = training(tmp_path / "crash", "reward.timeout_s=1e-9", "trainer.max_steps=1")
