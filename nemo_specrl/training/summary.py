@@ -22,9 +22,9 @@ def summarise(run: RunConfig, folder: Path, outcome: Outcome) -> None:
         console.print(f"stopped      {outcome.stopped}; the same command continues from step {outcome.steps}")
     rewards = history.series("reward/mean")
     if len(rewards) >= 2:
-        tenth = max(len(rewards) // 10, 1)
-        first, last = rewards[:tenth].mean(), rewards[-tenth:].mean()
-        console.print(f"mean reward  {first:.3f} -> {last:.3f}  (first and last {tenth} step(s) of {len(rewards)})")
+        part = max(len(rewards) // 4, 1)
+        first, last = rewards[:part].mean(), rewards[-part:].mean()
+        console.print(f"mean reward  {first:.3f} -> {last:.3f}  (first and last {part} step(s) of {len(rewards)})")
     if new + reused:
         share = reused / (new + reused)
         console.print(f"tokens       {new:,.0f} generated, {reused:,.0f} reused ({share:.0%} of all response tokens)")
