@@ -8,6 +8,20 @@ from dataclasses import dataclass
 
 from nemo_specrl.cluster.submit import call
 
+_ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
 _SACCT_FIELDS = ("JobID", "State", "ExitCode", "Elapsed", "NodeList", "Reason")
 
 
@@ -27,6 +41,11 @@ class Job:
     """Node list, in Slurm's notation."""
     reason: str
     """Why it is pending or ended, where Slurm says so."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether its newest life is over. Transient states (COMPLETING, SIGNALING, STAGE_OUT, ...) are not."""
+        return self.state in _ENDED
 
 
 def query(job_ids: Sequence[str]) -> dict[str, Job]:

@@ -57,7 +57,7 @@ def wait_for(job_id: str, done: Callable[[Job], bool], limit_s: float) -> Job:
 
 
 def over(job: Job) -> bool:
-    return job.state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SUSPENDED")
+    return job.ended
 
 
 def stand_in(folder: Path, *overrides: str, **cluster: object) -> str:
