@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemo_specrl.config.head import HeadConfig
+
 
 @dataclass(frozen=True)
 class DrafterConfig:
     """Which drafter, how many tokens, and the allowlist's key."""
 
     method: str = "off"
-    """`off`, `ngram`, `history` (the per-prompt index of earlier rollouts), or any method of vLLM's
-    speculative_config."""
+    """`off`, `ngram`, `history` (the per-prompt index of earlier rollouts), `mtp` (a head that learns from the
+    policy), or any method of vLLM's speculative_config."""
     num_draft_tokens: int = 4
     """Most draft tokens per decoding step, k."""
     window: int = 2
@@ -30,3 +32,5 @@ class DrafterConfig:
     """Permit a lossy verifier. Stamped on the run."""
     speculative_config: dict[str, Any] = field(default_factory=dict)
     """Further keys of vLLM's speculative_config, passed through."""
+    head: HeadConfig = field(default_factory=HeadConfig)
+    """mtp: the draft head."""

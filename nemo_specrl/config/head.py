@@ -1,0 +1,30 @@
+"""The MTP draft head: where it comes from, how it learns, and when its acceptance is an alarm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """A multi-token-prediction head that learns from the policy (drafter.method=mtp; elsewhere it is not used)."""
+
+    source: str = "scratch"
+    """`scratch` (near the policy's own last hidden state), `native` (the model folder's own model.mtp_layers.*), or a
+    folder with a head's weights, such as a warm-up writes."""
+    lr: float = 1e-4
+    """AdamW learning rate of the head, its own."""
+    clip_grad: float = 1.0
+    """Bound of the head's gradient norm, its own; 0 = none."""
+    every: int = 1
+    """Steps between updates of the head; 0 = frozen."""
+    depth: int = 1
+    """How many times the head is applied to its own output in training, k. Serving drafts num_draft_tokens deep."""
+    depth_decay: float = 0.8
+    """Weight of each depth's loss relative to the one before."""
+    topk: int = 0
+    """Distil the policy's k likeliest tokens and the rest as one lump; 0 = the full vocabulary, in chunks."""
+    acceptance_floor: float = 0.0
+    """Warn when a step's acceptance at the first draft position falls below this; 0 = never."""
+    floor_patience: int = 5
+    """Stop with an error after so many steps in a row below the floor; 0 = warn only."""
