@@ -2,5 +2,6 @@
 
 from nemo_specrl.tracking.base import RunStatus, Tracker
 from nemo_specrl.tracking.create import create_tracker
+from nemo_specrl.tracking.system import sample_node
 
-__all__ = ["RunStatus", "Tracker", "create_tracker"]
+__all__ = ["RunStatus", "Tracker", "create_tracker", "sample_node"]

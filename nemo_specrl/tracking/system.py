@@ -1,6 +1,7 @@
 """CPU, memory, disk, network and GPU of a node, sampled into a spool of its own: `system/<node>.jsonl`.
 
-One process per node starts it; the run's follower sends all nodes' spools, so a node needs no connection to MLflow.
+One process per node starts it: the tracker's own on its node, `sample_node` on the others. The run's follower sends all
+nodes' spools, so a node needs no connection to MLflow.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ class SystemMetrics:
         self._thread: threading.Thread | None = None
         if every_s <= 0:
             return
-        self._node = socket.gethostname().split(".")[0]
+        self._node = node_name()
         self._every_s = every_s
         path = output_dir / "system" / f"{self._node}.jsonl"
         first = next(iter(read_events(path)), None)
@@ -64,6 +66,26 @@ class SystemMetrics:
             if ended:
                 self._spool.close()
                 return
+
+
+def node_name() -> str:
+    """Slurm's name of this node, else the host's: two containers or daemons of one host are two nodes."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
+
+
+@contextmanager
+def sample_node(output_dir: Path, every_s: float) -> Iterator[None]:
+    """Sample a node that has no tracker. A folder that this node cannot write is said and costs nothing else."""
+    try:
+        system = SystemMetrics(output_dir, every_s)
+    except OSError as error:
+        LOG.warning("no system metrics of %s: %s", node_name(), error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        system.stop()
 
 
 class Sampler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,16 +12,17 @@ from nemo_specrl.config.run import RunConfig
 from nemo_specrl.data import load_prompts, split_validation
 from nemo_specrl.models import ModelFolder, Tokenizer, load_tokenizer, model_digest, resolve_model
 from nemo_specrl.policy.megatron import MegatronPolicy
+from nemo_specrl.policy.megatron.parallel import init_parallel
 from nemo_specrl.rewards import Scorer
 from nemo_specrl.rollout.engine import Engine
 from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.rollout.vllm.engine import VllmEngine
 from nemo_specrl.speculation.cache import RolloutCache
-from nemo_specrl.tracking import Tracker, create_tracker
+from nemo_specrl.tracking import Tracker, create_tracker, sample_node
 from nemo_specrl.tracking.provenance import prompts_digest
 from nemo_specrl.training.plan import plan_steps
 from nemo_specrl.training.progress import Progress
-from nemo_specrl.training.ranks import broadcast, is_main
+from nemo_specrl.training.ranks import barrier, broadcast, is_further_node, is_main
 from nemo_specrl.types import IntArray, Prompt, Rollout
 
 
@@ -63,6 +65,8 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
     """All parts of a run; closed in reverse order, whatever happens. Collective over ranks.
 
     The tracker is closed with the run's true status: FINISHED, FAILED (an exception) or KILLED (Ctrl-C)."""
+    if "WORLD_SIZE" in os.environ:  # the ranks must know each other before one of them speaks for all
+        init_parallel(run.policy)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(enabled=is_main()))
         progress.phase("model")
@@ -82,6 +86,10 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         if tracker is not None:
             tracker.dataset(run.data.source, prompts_digest(prompts), run.data.source)
             tracker.tags({"model.digest": digest})
+        sampling = ExitStack()
+        if track and is_further_node():
+            stack.enter_context(sampling)
+            sampling.enter_context(sample_node(folder, run.tracking.system_metrics_every_s))
         reward = stack.enter_context(Scorer(run.reward)) if is_main() else None
         if reward is not None:
             reward.check([*prompts, *validation])
@@ -121,6 +129,8 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
             validation=validation, policy=policy, engine=engine, generator=generator, cache=cache, reward=reward,
             tracker=tracker, ending=ending, progress=progress,
         )  # fmt: skip
+        sampling.close()
+        barrier()  # every node's last sample is written before rank 0 closes the run and sends what is left
 
 
 class Ending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -16,6 +17,17 @@ def rank() -> int:
 def is_main() -> bool:
     """Rank 0 owns the engine, the cache, the tracker and the terminal."""
     return rank() == 0
+
+
+def is_further_node() -> bool:
+    """The first rank of a node that rank 0 is not on. torchrun says which rank of a node this is."""
+    return not is_main() and os.environ.get("LOCAL_RANK") == "0"
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.barrier()
 
 
 def broadcast(value: T) -> T:
