@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "policy.lr_schedule": ("constant", "cosine", "linear"),
     "engine.dtype": ("bf16", "fp32"),
     "trainer.name": ("local", "nemo_rl"),
+    "bench.kind": ("trainings", "rollouts"),
 }
 AT_LEAST: dict[str, float] = {
     "model.max_length": 2,
@@ -64,6 +65,7 @@ AT_LEAST: dict[str, float] = {
     "evaluation.samples": 1,
     "bench.repeats": 1,
     "bench.from_epoch": 1,
+    "bench.rollouts_per_slot": 1,
 }
 DEFAULT_LOG_LENIENCE = {"grpo": 0.5, "dapo": 0.15}
 """SPEC-RL's default ell = e^x per algorithm (arXiv 2509.23232)."""
@@ -162,6 +164,8 @@ def _loop_faults(run: RunConfig) -> Iterator[str]:
         yield f"algorithm.clip_high={algorithm.clip_high}: must be positive"
     if trainer.max_steps is not None and trainer.max_steps < 1:
         yield f"trainer.max_steps={trainer.max_steps}: must be at least 1, or null for all epochs"
+    if not run.bench.slots or min(run.bench.slots) < 1:
+        yield f"bench.slots={list(run.bench.slots)}: give at least one number of engine slots, e.g. [1,8,32]"
     if not run.data.source:
         yield "data.source is empty: give a file, or a datasets name"
     if "{prompt}" not in run.data.prompt_template:

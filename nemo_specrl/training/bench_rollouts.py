@@ -1,0 +1,166 @@
+"""`bench.kind=rollouts`: one step's rollouts, drawn by every arm from the same weights and the same cache.
+
+A training is recorded up to the epoch that counts (exact reuse: its rollouts have the policy's law, and come with the
+candidates that every rule needs). Its checkpoint is then what each arm starts from, at each number of engine slots, in
+turn and repeatedly: what differs is reuse and drafting alone, so a few seconds of each tell what whole trainings would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from nemo_specrl.config.compose import load_resolved
+from nemo_specrl.config.drafter import DrafterConfig
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.data import load_prompts
+from nemo_specrl.models import ModelFolder, load_tokenizer, resolve_model
+from nemo_specrl.policy.base import Policy
+from nemo_specrl.policy.megatron import MegatronPolicy
+from nemo_specrl.reporting.rollout_bench import Measurement
+from nemo_specrl.rollout.engine import Engine, GenerationRequest
+from nemo_specrl.rollout.generator import RolloutGenerator
+from nemo_specrl.rollout.vllm.engine import VllmEngine
+from nemo_specrl.speculation.cache import RolloutCache
+from nemo_specrl.training import checkpoint
+from nemo_specrl.training.bench import rotated
+from nemo_specrl.training.folder import RUN_FILE
+from nemo_specrl.training.plan import StepPlan, plan_steps
+from nemo_specrl.types import Prompt
+
+RECORDING = "recording"
+"""Folder of the recorded training, inside the bench's."""
+RESULTS = "measurements.jsonl"
+_SHARED = ("model", "data", "algorithm", "sampling", "policy", "seed", "bench")
+_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where every arm starts: the state at the end of the recorded training, and the step that would come next."""
+
+    model: ModelFolder
+    policy: Policy
+    cache: RolloutCache
+    plan: StepPlan
+    prompts: list[Prompt]
+    """Those of the step."""
+
+
+def recording_overrides(overrides: Sequence[str], run: RunConfig, folder: Path) -> list[str]:
+    """What turns an arm's command line into that of the training to record."""
+    return [
+        *overrides, "name=recording", f"output_dir={folder}", "reuse=exact", "reuse.log_lenience=null",
+        "reuse.correction=none", "reuse.verifier=policy", "drafter=off",
+        f"trainer.epochs={run.bench.from_epoch - 1}", "trainer.max_steps=null", "trainer.val_every=0",
+    ]  # fmt: skip
+
+
+def check_arms(runs: Mapping[str, RunConfig]) -> None:
+    """ValueError where arms differ in more than reuse and drafting, or there is nothing to record."""
+    (first, base), *others = runs.items()
+    for name, run in others:
+        if differ := [key for key in _SHARED if getattr(run, key) != getattr(base, key)]:
+            raise ValueError(
+                f"bench.kind=rollouts draws all arms' rollouts from the same weights, and {name} differs from {first} "
+                f"in {', '.join(differ)}: set that for all arms, or use bench.kind=trainings"
+            )
+    if base.bench.from_epoch < 2:
+        raise ValueError(
+            "bench.kind=rollouts needs bench.from_epoch >= 2: in the first epoch there is nothing to reuse"
+        )
+
+
+def load_recording(folder: Path, from_epoch: int) -> Recording:
+    """The finished training in `folder`: policy, cache, and the first step of `from_epoch`."""
+    run = load_resolved(json.loads((folder / RUN_FILE).read_text()))
+    found = checkpoint.newest(folder / "checkpoints")
+    assert found is not None, "a finished training has a checkpoint"
+    model = resolve_model(run.model)
+    prompts = load_prompts(run.data, load_tokenizer(model), run.model.max_length, run.sampling.max_new_tokens)
+    updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
+    policy = MegatronPolicy(model.path, run.policy, run.sampling, seed=run.seed, total_updates=updates)
+    policy.load(found.folder / "policy")
+    cache = RolloutCache(run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age)
+    cache.load(found.folder)
+    longer = dataclasses.replace(run, trainer=dataclasses.replace(run.trainer, epochs=from_epoch))
+    plan = plan_steps(longer, len(prompts))[found.step]
+    return Recording(model, policy, cache, plan, [prompts[i] for i in plan.prompts])
+
+
+def measure_all(runs: Mapping[str, RunConfig], root: Path, console: Console) -> list[Measurement]:
+    """Every arm at every number of slots, `bench.repeats` times; what `root` already holds is not measured again."""
+    bench = next(iter(runs.values())).bench
+    path = root / RESULTS
+    done = [Measurement(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    known = {(m.arm, m.slots, m.repeat) for m in done}
+    order = [(arm, repeat) for repeat in range(bench.repeats) for arm in rotated(list(runs), repeat)]
+    recording: Recording | None = None
+    for slots in bench.slots:
+        todo = [(arm, repeat) for arm, repeat in order if (arm, slots, repeat) not in known]
+        if not todo:
+            continue
+        recording = recording or load_recording(root / RECORDING, bench.from_epoch)
+        drafters = [runs[arm].drafter for arm, _ in todo]
+        console.print(f"{slots} slots: starting an engine per drafter")
+        with start_engines(runs, drafters, recording, slots, root) as engines:
+            for arm, repeat in todo:
+                result = measure(recording, runs[arm], engines[runs[arm].drafter.method], arm, slots, repeat)
+                with open(path, "a") as file:
+                    file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+                done.append(result)
+                console.print(
+                    f"    {slots} slots, repetition {repeat + 1}: {arm:<20} {result.values['time/rollout_s']:7.2f} s"
+                )
+    return [m for m in done if m.arm in runs and m.slots in bench.slots and m.repeat < bench.repeats]
+
+
+@contextmanager
+def start_engines(
+    runs: Mapping[str, RunConfig], drafters: Sequence[DrafterConfig], recording: Recording, slots: int, root: Path
+) -> Iterator[dict[str, Engine]]:
+    """One warm engine per drafting method, alive together so that the arms can take turns."""
+    run = next(iter(runs.values()))
+    config = dataclasses.replace(run.engine, max_num_seqs=slots)
+    with ExitStack() as stack:
+        engines: dict[str, Engine] = {}
+        for drafter in drafters:
+            if drafter.method in engines:
+                continue
+            engine = VllmEngine(
+                recording.model.path, config, run.sampling, drafter, max_length=run.model.max_length, seed=run.seed,
+                eos_token_ids=recording.model.eos_token_ids, log=root / f"engine-{drafter.method}.log",
+            )  # fmt: skip
+            engines[drafter.method] = engine
+            stack.callback(engine.close)
+            engine.observe([rollout for _, rollout in recording.cache])
+            some = recording.prompts[0].token_ids
+            engine.generate([GenerationRequest(some, some[:0], _WARM_UP_TOKENS, seed) for seed in range(slots)])
+        yield engines
+
+
+def measure(recording: Recording, run: RunConfig, engine: Engine, arm: str, slots: int, repeat: int) -> Measurement:
+    """Draw the step's rollouts once, exactly as a training's step does: refit (not timed: all arms pay it alike, and
+    it empties the engine's prefix cache), lookup, verification, generation."""
+    plan, policy = recording.plan, recording.policy
+    engine.refit(policy.weights(), policy.version)
+    generator = RolloutGenerator(
+        dataclasses.replace(run, seed=run.seed + repeat),
+        policy,
+        engine,
+        recording.cache,
+        eos_token_ids=recording.model.eos_token_ids,
+        share=lambda drafts: drafts,
+        share_batch=lambda batch: batch,
+    )
+    groups = -(-slots * run.bench.rollouts_per_slot // run.algorithm.group_size)
+    batch = generator.rollouts(recording.prompts[:groups], step=plan.step, epoch=plan.epoch, version=policy.version)
+    seconds = {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
+    times = {f"time/{name}_s": value for name, value in seconds.items()}
+    return Measurement(arm, slots, repeat, batch.metrics() | times | {"time/rollout_s": sum(seconds.values())})
