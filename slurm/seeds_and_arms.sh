@@ -25,43 +25,44 @@ CRASH_RETRIES=0
 FORWARD_SIGNAL=1
 PORT_BASE=20000
 SCRATCH=/tmp
+[ -n "${MLFLOW_TRACKING_URI:-}" ] || export MLFLOW_TRACKING_URI=sqlite:///runs/ablation/mlflow.db
 
 case $SLURM_ARRAY_TASK_ID in
   0)
     OUTPUT_DIR=runs/ablation/vanilla/seed_0
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=0 output_dir=runs/ablation/vanilla/seed_0)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=0 output_dir=runs/ablation/vanilla/seed_0 tracking.sweep=runs/ablation)
     ;;
   1)
     OUTPUT_DIR=runs/ablation/vanilla/seed_1
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=1 output_dir=runs/ablation/vanilla/seed_1)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=1 output_dir=runs/ablation/vanilla/seed_1 tracking.sweep=runs/ablation)
     ;;
   2)
     OUTPUT_DIR=runs/ablation/vanilla/seed_2
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=2 output_dir=runs/ablation/vanilla/seed_2)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=vanilla name=vanilla seed=2 output_dir=runs/ablation/vanilla/seed_2 tracking.sweep=runs/ablation)
     ;;
   3)
     OUTPUT_DIR=runs/ablation/spec_rl/seed_0
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=0 output_dir=runs/ablation/spec_rl/seed_0)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=0 output_dir=runs/ablation/spec_rl/seed_0 tracking.sweep=runs/ablation)
     ;;
   4)
     OUTPUT_DIR=runs/ablation/spec_rl/seed_1
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=1 output_dir=runs/ablation/spec_rl/seed_1)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=1 output_dir=runs/ablation/spec_rl/seed_1 tracking.sweep=runs/ablation)
     ;;
   5)
     OUTPUT_DIR=runs/ablation/spec_rl/seed_2
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=2 output_dir=runs/ablation/spec_rl/seed_2)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=spec_rl name=spec_rl seed=2 output_dir=runs/ablation/spec_rl/seed_2 tracking.sweep=runs/ablation)
     ;;
   6)
     OUTPUT_DIR=runs/ablation/exact/seed_0
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=0 output_dir=runs/ablation/exact/seed_0)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=0 output_dir=runs/ablation/exact/seed_0 tracking.sweep=runs/ablation)
     ;;
   7)
     OUTPUT_DIR=runs/ablation/exact/seed_1
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=1 output_dir=runs/ablation/exact/seed_1)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=1 output_dir=runs/ablation/exact/seed_1 tracking.sweep=runs/ablation)
     ;;
   8)
     OUTPUT_DIR=runs/ablation/exact/seed_2
-    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=2 output_dir=runs/ablation/exact/seed_2)
+    overrides=(name=ablation cluster.gpus_per_node=1 'cluster.seeds=[0,1,2]' 'cluster.arms=["experiment=vanilla","experiment=spec_rl","experiment=exact"]' cluster.max_parallel=4 experiment=exact name=exact seed=2 output_dir=runs/ablation/exact/seed_2 tracking.sweep=runs/ablation)
     ;;
 esac
 

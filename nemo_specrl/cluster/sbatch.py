@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nemo_specrl.cluster.batch_shell import BATCH_SHELL
 from nemo_specrl.cluster.header import header
 from nemo_specrl.cluster.payload import constants, expandable, payload, ranks_per_node
-from nemo_specrl.cluster.tasks import Task, plan
+from nemo_specrl.cluster.tasks import Task, is_array, plan
 from nemo_specrl.config.run import RunConfig
 
 # Slurm may warn up to a minute early, and a setup line may take minutes: without a trap the shell would die of it.
@@ -83,6 +83,9 @@ def _settings(run: RunConfig) -> str:
     lines = [f"{name}={value}" for name, value in values.items()]
     if c.image:
         lines.append(f"export NEMO_SPECRL_IMAGE={expandable(c.image)}")
+    if is_array(run) and run.tracking.mlflow and run.tracking.uri is None:  # by default a store lies beside one run
+        store = shlex.quote(f"sqlite:///{run.output_dir}/mlflow.db")
+        lines.append(f'[ -n "${{MLFLOW_TRACKING_URI:-}}" ] || export MLFLOW_TRACKING_URI={store}')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in c.env.items()]
     return "\n".join([*lines, *c.setup]) + "\n\n"
 

@@ -27,6 +27,7 @@ from nemo_specrl.config.validate import validate
 CONF_DIR = Path(nemo_specrl.__file__).resolve().parent / "conf"
 CONFIG_NAME = "config"
 SCHEMA_NAME = "run_schema"
+_HYDRA_WORDS = ("null", "true", "false", "nan", "inf")
 
 
 @functools.cache
@@ -108,6 +109,15 @@ def schema_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, 
 def open_dict_override(override: str) -> str:
     """`a.b.new=1` -> `++a.b.new=1` where a.b is declared as an open dict; everything else unchanged."""
     return f"++{override}" if override.startswith(_open_dicts()) else override
+
+
+def hydra_quote(value: str) -> str:
+    """A string as Hydra's override grammar reads it back."""
+    if re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) and value.lower() not in _HYDRA_WORDS:
+        return value
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
+    trailing = len(escaped) - len(escaped.rstrip("\\"))
+    return f"'{escaped}{chr(92) * trailing}'"
 
 
 @functools.cache

@@ -12,11 +12,13 @@ class TrackingConfig:
     mlflow: bool = True
     """Log to MLflow."""
     uri: str | None = None
-    """Tracking URI; null = MLFLOW_TRACKING_URI if set, else sqlite:///<output_dir>/../mlflow.db."""
+    """Tracking URI; null = MLFLOW_TRACKING_URI if set, else sqlite:///<output_dir>/../mlflow.db (of a bench or an
+    array: mlflow.db in its folder)."""
     experiment: str = "nemo-specrl"
     """MLflow experiment."""
     sweep: str | None = None
-    """Name of a parent run that this run hangs under (one child per arm and seed); null = no parent."""
+    """Name of a parent run that this run hangs under (one child per arm and seed); null = no parent, in a bench or an
+    array its folder."""
     required: bool = False
     """Fail at start-up when the server cannot be reached; otherwise training goes on and the spool is replayed."""
     flush_timeout_s: float = 60.0

@@ -14,7 +14,8 @@ _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 def resolve_uri(uri: str | None, output_dir: Path) -> str:
     """The configured URI, else MLFLOW_TRACKING_URI, else a sqlite file beside the output folders.
 
-    Raises ValueError for a file store, which MLflow refuses since 3.13.
+    A relative sqlite path starts at the working folder. Raises ValueError for a file store, which MLflow refuses since
+    3.13.
     """
     chosen = uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not chosen:
@@ -25,7 +26,8 @@ def resolve_uri(uri: str | None, output_dir: Path) -> str:
             f"tracking URI {chosen!r} is a folder, which MLflow no longer takes: use "
             f"sqlite:////absolute/path/mlflow.db, postgresql://..., or the http(s) address of an mlflow server"
         )
-    return chosen
+    path = sqlite_file(chosen)
+    return chosen if path is None else chosen.replace(str(path), str(path.absolute()), 1)
 
 
 def is_database(uri: str) -> bool:

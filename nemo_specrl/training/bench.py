@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from nemo_specrl.config.compose import compose, open_dict_override
+from nemo_specrl.config.compose import compose, hydra_quote, open_dict_override
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.training.command import check_engine, parse
 from nemo_specrl.training.folder import RUN_FILE
@@ -65,6 +65,7 @@ def bench_command(args: list[str]) -> int:
             print(f"# {name}\n{OmegaConf.to_yaml(OmegaConf.structured(run))}")
         return 0
     first = next(iter(runs.values()))
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")  # one store for all runs
     console = Console(highlight=False, soft_wrap=True)
     folders: list[Path] = []
     total = len(arms) * first.bench.repeats
@@ -73,8 +74,12 @@ def bench_command(args: list[str]) -> int:
             folder = root / f"repeat_{repeat}" / arm.name
             folders.append(folder)
             overrides = [
-                *arm.overrides, f"name={arm.name}", f"output_dir={folder}", f"seed={runs[arm.name].seed + repeat}",
-            ]  # fmt: skip
+                *arm.overrides,
+                f"name={hydra_quote(arm.name)}",
+                f"output_dir={hydra_quote(str(folder))}",
+                f"seed={runs[arm.name].seed + repeat}",
+                f"tracking.sweep={hydra_quote(first.tracking.sweep or os.path.relpath(root))}",
+            ]
             console.print(f"[{len(folders)}/{total}] {arm.name}, repetition {repeat + 1}: {folder}/train.log")
             _train(where + overrides, folder, console)
     html, json = root / "report.html", root / "report.json"
@@ -91,8 +96,10 @@ def _compose_arm(arm: Arm, config_dir: Path, config_name: str) -> RunConfig:
 
 def _root(arms: Sequence[Arm], overrides: Sequence[str]) -> Path:
     """`output_dir=` where given, else runs/bench-<time>."""
-    given = [text.removeprefix("output_dir=") for text in overrides if text.startswith("output_dir=")]
-    root = Path(given[-1]) if given else Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    given = [text for text in overrides if text.startswith("output_dir=")]
+    root = Path("runs") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    if given:
+        root = Path(str(OverridesParser.create().parse_override(given[-1]).value()))
     taken = [p for p in root.glob(f"repeat_*/*/{RUN_FILE}") if p.parent.name not in {arm.name for arm in arms}]
     if taken:
         raise ValueError(f"output_dir={root} holds another bench ({taken[0].parent.name}): choose another output_dir")

@@ -5,9 +5,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_specrl.cluster.tasks import arm_label, hydra_quote, plan
+from nemo_specrl.cluster.tasks import arm_label, plan
 from nemo_specrl.config.cluster import ClusterConfig
+from nemo_specrl.config.compose import hydra_quote
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.config.tracking import TrackingConfig
 
 
 def tasks(**cluster):
@@ -31,12 +33,27 @@ def test_arms_times_seeds_each_in_its_own_folder():
     assert found[3].overrides == (
         *("a=1", "reuse=exact", "drafter=history", "name=exact-history", "seed=7"),
         "output_dir=runs/r/exact-history/seed_7",
+        "tracking.sweep=runs/r",
     )
 
 
 def test_an_arm_that_names_itself_is_not_renamed():
     (task,) = tasks(arms=("reuse=exact name=mine",))
     assert [word for word in task.overrides if word.startswith("name=")] == ["name=mine"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "tracking", "swept"),
+    [
+        ({"seeds": (0, 1)}, {}, [True, True]),
+        ({"arms": ("reuse=exact", "reuse=off")}, {}, [True, True]),
+        ({"seeds": (0,)}, {}, [False]),
+        ({"seeds": (0, 1)}, {"sweep": "mine"}, [False, False]),
+    ],
+)
+def test_the_runs_of_an_array_share_a_parent(cluster, tracking, swept):
+    run = RunConfig(name="r", output_dir="r", cluster=ClusterConfig(**cluster), tracking=TrackingConfig(**tracking))
+    assert ["tracking.sweep=r" in task.overrides for task in plan(run, [])] == swept
 
 
 @pytest.mark.parametrize(
