@@ -162,7 +162,7 @@ def _speed(found: Contrast | None) -> str:
 
 def print_rows(found: Sequence[Row], console: Console) -> None:
     """A table, one section per number of slots."""
-    table = Table(pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    table = Table(pad_edge=False, box=None, padding=(0, 1, 0, 0))
     for name in _NARROW:
         table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
     for i, row in enumerate(found):
