@@ -22,7 +22,8 @@ class DrafterConfig:
     min_match: int = 2
     """history: shortest matched suffix, in tokens."""
     min_probability: float = 0.3
-    """history: stop a draft where the count-based probability of its next token falls below this."""
+    """history: a draft ends where the calibrated probability that all of it is accepted falls below a bar. This is the
+    bar at one active request; it rises in a straight line to 1 at max_active."""
     max_active: int = 32
     """history: draft only while at most so many requests are active (a rejected draft costs more, the larger
     the batch)."""

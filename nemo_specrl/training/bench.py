@@ -1,4 +1,4 @@
-"""`nemo-specrl bench`: arms side by side, each a training run of its own, interleaved and repeated."""
+"""`nemo-specrl bench`: arms side by side, interleaved and repeated: whole trainings, or one step's rollouts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -19,6 +20,8 @@ from nemo_specrl.config.compose import compose, hydra_quote, open_dict_override
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.training.command import check_engine, parse
 from nemo_specrl.training.folder import RUN_FILE
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,6 @@ def split_arms(overrides: Sequence[str]) -> list[Arm]:
 
 def bench_command(args: list[str]) -> int:
     """Run every arm `bench.repeats` times and write one report. The first arm is the baseline."""
-    from nemo_specrl.reporting import compare_folders
-
     parsed = parse(args)
     arms = split_arms(parsed.overrides)
     where = [f"--config-path={parsed.config_dir}", f"--config-name={parsed.config_name}"]
@@ -70,7 +71,7 @@ def bench_command(args: list[str]) -> int:
     folders: list[Path] = []
     total = len(arms) * first.bench.repeats
     for repeat in range(first.bench.repeats):
-        for arm in _rotated(arms, repeat):
+        for arm in rotated(arms, repeat):
             folder = root / f"repeat_{repeat}" / arm.name
             folders.append(folder)
             overrides = [
@@ -86,6 +87,27 @@ def bench_command(args: list[str]) -> int:
     order = {arm.name: i for i, arm in enumerate(arms)}
     folders.sort(key=lambda folder: order[folder.name])
     compare_folders(folders, baseline=arms[0].name, from_epoch=first.bench.from_epoch, html=html, json=json)
+    console.print(f"report {html}\nfigures {json}")
+    return 0
+
+
+def _bench_rollouts(
+    arms: Sequence[Arm], runs: dict[str, RunConfig], where: list[str], root: Path, console: Console
+) -> int:
+    """One recorded training, then every arm on its next step."""
+    from nemo_specrl.reporting import rollout_bench
+    from nemo_specrl.training import bench_rollouts
+
+    bench_rollouts.check_arms(runs)
+    folder, first = root / bench_rollouts.RECORDING, runs[arms[0].name]
+    if not (finished := folder / "finished").exists():
+        console.print(f"recording a training: {folder}/train.log")
+        _train(where + bench_rollouts.recording_overrides(arms[0].overrides, first, folder), folder, console)
+        finished.touch()
+    found = rollout_bench.rows(bench_rollouts.measure_all(runs, root, console), list(runs))
+    html, json = root / "report.html", root / "report.json"
+    rollout_bench.print_rows(found, console)
+    rollout_bench.write(found, list(runs), f"rollouts of {root.name}", html=html, json_path=json)
     console.print(f"report {html}\nfigures {json}")
     return 0
 
@@ -106,7 +128,7 @@ def _root(arms: Sequence[Arm], overrides: Sequence[str]) -> Path:
     return root.expanduser().resolve()
 
 
-def _rotated(arms: Sequence[Arm], repeat: int) -> list[Arm]:
+def rotated(arms: Sequence[T], repeat: int) -> list[T]:
     """Another arm goes first in every repetition, so that a machine that warms up or slows down favours none."""
     turn = repeat % len(arms)
     return [*arms[turn:], *arms[:turn]]
