@@ -65,9 +65,20 @@ def bench_command(args: list[str]) -> int:
         for name, run in runs.items():
             print(f"# {name}\n{OmegaConf.to_yaml(OmegaConf.structured(run))}")
         return 0
-    first = next(iter(runs.values()))
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{root / 'mlflow.db'}")  # one store for all runs
     console = Console(highlight=False, soft_wrap=True)
+    if next(iter(runs.values())).bench.kind == "rollouts":
+        return _bench_rollouts(arms, runs, where, root, console)
+    return _bench_trainings(arms, runs, where, root, console)
+
+
+def _bench_trainings(
+    arms: Sequence[Arm], runs: dict[str, RunConfig], where: list[str], root: Path, console: Console
+) -> int:
+    """Every arm is a training run of its own."""
+    from nemo_specrl.reporting import compare_folders
+
+    first = next(iter(runs.values()))
     folders: list[Path] = []
     total = len(arms) * first.bench.repeats
     for repeat in range(first.bench.repeats):
