@@ -22,7 +22,7 @@ SCRIPTS: dict[str, list[str]] = {
     "nemo_rl.sh": [
         "experiment=spec_rl",
         "model=qwen3_14b",
-        "trainer.name=nemo_rl",
+        "trainer=nemo_rl",
         "cluster=pyxis",
         "cluster.image=nemo-specrl.sqsh",
         "cluster.nodes=4",

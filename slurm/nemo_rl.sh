@@ -29,7 +29,7 @@ SCRATCH=/tmp
 export NEMO_SPECRL_IMAGE=nemo-specrl.sqsh
 
 OUTPUT_DIR=runs/spec_rl
-overrides=(experiment=spec_rl model=qwen3_14b trainer.name=nemo_rl cluster=pyxis cluster.image=nemo-specrl.sqsh cluster.nodes=4 'cluster.nemo_rl_dir=$HOME/nemo-rl' 'cluster.nemo_rl_command='"'"'uv run ./examples/run_grpo.py --config $HOME/my_grpo.yaml'"'"'' cluster.stop_before_end_s=900)
+overrides=(experiment=spec_rl model=qwen3_14b trainer=nemo_rl cluster=pyxis cluster.image=nemo-specrl.sqsh cluster.nodes=4 'cluster.nemo_rl_dir=$HOME/nemo-rl' 'cluster.nemo_rl_command='"'"'uv run ./examples/run_grpo.py --config $HOME/my_grpo.yaml'"'"'' cluster.stop_before_end_s=900)
 
 SRUN_WRAPPER=$(cat << 'EOF'
 #!/usr/bin/env bash
@@ -44,10 +44,11 @@ EOF
 
 payload() {
   local command=(uv run ./examples/run_grpo.py --config "${HOME}"/my_grpo.yaml)
-  export COMMAND CONTAINER=nemo-specrl.sqsh MOUNTS="$WORKDIR:$WORKDIR","$OUTPUT_DIR:$OUTPUT_DIR"
+  export COMMAND CONTAINER=nemo-specrl.sqsh MOUNTS="$WORKDIR:$WORKDIR","$OUTPUT_DIR:$OUTPUT_DIR","${HOME}"/nemo-rl:"${HOME}"/nemo-rl
   COMMAND="cd $(printf '%q' "${HOME}"/nemo-rl) && $(printf '%q ' "${command[@]}")"
   export GPUS_PER_NODE=8 BASE_LOG_DIR="$NEMO_SPECRL_ATTEMPT_DIR"
   export SLURM_SUBMIT_DIR="${HOME}"/nemo-rl
+  export SLURM_JOB_ACCOUNT="${SLURM_JOB_ACCOUNT:-none}"  # ray.sub reads it; without accounting Slurm sets none
   export PYTHONPATH="$WORKDIR${PYTHONPATH:+:$PYTHONPATH}" NEMO_SPECRL_SRUN
   NEMO_SPECRL_SRUN=$(command -v srun)
   mkdir -p "$NEMO_SPECRL_ATTEMPT_DIR/bin"

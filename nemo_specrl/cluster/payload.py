@@ -113,12 +113,15 @@ def _ray(run: RunConfig) -> str:
     c = run.cluster
     assert c.image is not None
     assert c.nemo_rl_dir is not None
-    mounts = ",".join(['"$WORKDIR:$WORKDIR"', '"$OUTPUT_DIR:$OUTPUT_DIR"', *map(expandable, c.mounts)])
+    # The checkout too: ray.sub makes it the containers' work folder.
+    folders = ['"$WORKDIR:$WORKDIR"', '"$OUTPUT_DIR:$OUTPUT_DIR"', expandable(f"{c.nemo_rl_dir}:{c.nemo_rl_dir}")]
+    mounts = ",".join([*folders, *map(expandable, c.mounts)])
     return f"""\
   export COMMAND CONTAINER={expandable(c.image)} MOUNTS={mounts}
   COMMAND="cd $(printf '%q' {expandable(c.nemo_rl_dir)}) && $(printf '%q ' "${{command[@]}}")"
   export GPUS_PER_NODE={c.gpus_per_node} BASE_LOG_DIR="$NEMO_SPECRL_ATTEMPT_DIR"
   export SLURM_SUBMIT_DIR={expandable(c.nemo_rl_dir)}
+  export SLURM_JOB_ACCOUNT="${{SLURM_JOB_ACCOUNT:-none}}"  # ray.sub reads it; without accounting Slurm sets none
   export PYTHONPATH="$WORKDIR${{PYTHONPATH:+:$PYTHONPATH}}" NEMO_SPECRL_SRUN
   NEMO_SPECRL_SRUN=$(command -v srun)
   mkdir -p "$NEMO_SPECRL_ATTEMPT_DIR/bin"

@@ -131,6 +131,12 @@ def _containers(c: ClusterConfig, run: RunConfig) -> Iterator[str]:
         yield "trainer=nemo_rl needs cluster.gpus_per_node: ray.sub starts its workers by it"
     if ray and c.runtime != "pyxis":
         yield f"trainer=nemo_rl: ray.sub starts containers through pyxis; cluster.runtime={c.runtime} cannot be used"
+    if ray:  # ray.sub writes its paths into command lines without quotes
+        paths = {"output_dir": run.output_dir, "cluster.workdir": c.workdir, "cluster.nemo_rl_dir": c.nemo_rl_dir}
+        paths |= {"cluster.image": c.image, "cluster.mounts": ",".join(c.mounts)}
+        for key, value in paths.items():
+            if value and re.search(r"\s", value):
+                yield f"{key}={value!r}: ray.sub cannot take a path with a space"
     if (c.runtime in ("pyxis", "apptainer") or ray) and not c.image:
         yield f"cluster.runtime={c.runtime} needs cluster.image"
     if c.runtime == "bare" and not ray and (c.image or c.mounts):

@@ -212,7 +212,8 @@ def test_array_tasks_have_their_own_folders_and_overrides(fake_slurm, tmp_path):
     code, output = fake_slurm.run(text, tmp_path, SLURM_ARRAY_TASK_ID="3", SLURM_ARRAY_JOB_ID="4240")
     assert code == 0, output
     words = (attempt(tmp_path / "r" / "exact" / "seed_6") / "words").read_text().split()
-    assert words[-4:] == ["reuse=exact", "name=exact", "seed=6", f"output_dir={tmp_path}/r/exact/seed_6"]
+    mine = ["reuse=exact", "name=exact", "seed=6", f"output_dir={tmp_path}/r/exact/seed_6"]
+    assert words[-5:] == [*mine, f"tracking.sweep={tmp_path}/r"]
 
 
 def test_a_failing_setup_line_stops_the_job_before_the_payload(fake_slurm, tmp_path):
@@ -247,7 +248,7 @@ def test_ray_sub_is_called_as_it_is_with_job_scoped_container_names(fake_slurm, 
     assert call["argv"] == ["srun", "--container-name=ray-head-4242", "--container-image=i.sqsh", "true"]
     assert (attempt(tmp_path / "r") / "pwd").read_text() == f"{rl}\n"
     out = tmp_path / "r"
-    assert (attempt(out) / "facts").read_text() == f"{rl} 8 {tmp_path}:{tmp_path},{out}:{out}\n"
+    assert (attempt(out) / "facts").read_text() == f"{rl} 8 {tmp_path}:{tmp_path},{out}:{out},{rl}:{rl}\n"
     driver = (attempt(out) / "driver").read_text()
     assert driver == "4242 unset --config x y.yaml\n"
     assert [c["argv"][1] for c in fake_slurm.calls("scontrol")][-1] == "requeue"

@@ -63,6 +63,7 @@ def test_defaults_and_a_whole_site_are_valid():
         ({"runtime": "pyxis", "image": "x", "output_dir": "/a:b"}, "colon or comma"),
         ({"trainer": "nemo_rl"}, "ray.sub"),
         ({"trainer": "nemo_rl", "runtime": "apptainer", "image": "x"}, "pyxis"),
+        ({"trainer": "nemo_rl", "output_dir": "runs/my run"}, "output_dir='runs/my run': ray.sub cannot"),
     ],
 )
 def test_each_mistake_names_its_key_and_a_remedy(changes, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from abc import ABC, abstractmethod
@@ -99,6 +100,16 @@ def test_it_is_an_instance_of_nemo_rls_interface(tmp_path: Path, monkeypatch: py
     assert isinstance(logger, interface)
     logger.log_metrics({"loss": 1.0}, 1, prefix="train")
     assert values(tmp_path) == {(1, "train/loss"): 1.0}
+
+
+def test_every_call_that_nemo_rls_interface_allows_is_taken(tmp_path: Path) -> None:
+    """Against the real class, where NeMo RL is installed: ours takes the same arguments, by position and by name."""
+    real = pytest.importorskip("nemo_rl.utils.logger").LoggerInterface
+    assert isinstance(tracker_logger(RunTracker(tmp_path)), real)
+    for name in real.__abstractmethods__:
+        theirs = inspect.signature(getattr(real, name)).parameters.values()
+        ours = inspect.signature(getattr(TrackerLogger, name)).parameters.values()
+        assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs], name
 
 
 def test_a_newer_interface_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
