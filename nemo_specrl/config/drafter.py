@@ -31,6 +31,8 @@ class DrafterConfig:
     """vLLM's verifier: `standard` and `block` are lossless; anything else needs allow_lossy."""
     allow_lossy: bool = False
     """Permit a lossy verifier. Stamped on the run."""
+    frozen: bool = False
+    """Permit a method whose own weights no weight update reaches (eagle3, draft_model, ...): it is never refreshed."""
     speculative_config: dict[str, Any] = field(default_factory=dict)
     """Further keys of vLLM's speculative_config, passed through."""
     head: HeadConfig = field(default_factory=HeadConfig)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ MAX_TOPK = 1024
 _PREFILL_TOKENS = 4096
 
 
-def speculative_config(drafter: DrafterConfig) -> dict[str, Any] | None:
-    """vLLM's speculative_config; None = no speculation."""
+def speculative_config(drafter: DrafterConfig, served: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """vLLM's speculative_config; None = no speculation. `served`: how the mtp head's folder wants to be driven."""
     if drafter.method == "off":
         return None
     config: dict[str, Any] = {
@@ -28,13 +29,26 @@ def speculative_config(drafter: DrafterConfig) -> dict[str, Any] | None:
         config |= {"method": "custom_class", "model": HISTORY_PROPOSER}
     elif drafter.method == "ngram":
         config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+    elif drafter.method == "mtp":
+        if drafter.rejection_sample_method == "standard":
+            # Drafts sampled from q are accepted at sum(min(p, q)), argmax drafts only at p of one token: the hotter the
+            # policy, the wider the gap (Bebop, arXiv 2606.12370). `block` knows argmax drafts only.
+            config["draft_sample_method"] = "probabilistic"
+        config |= served or {}
     return config | drafter.speculative_config
 
 
 def llm_arguments(
-    model_folder: Path, engine: EngineConfig, drafter: DrafterConfig, *, max_length: int, seed: int, cpu: bool
+    model_folder: Path,
+    engine: EngineConfig,
+    drafter: DrafterConfig,
+    *,
+    max_length: int,
+    seed: int,
+    cpu: bool,
+    served: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments of vllm.LLM. `max_length`: longest prompt + response, tokens."""
+    """Keyword arguments of vllm.LLM. `max_length`: longest prompt + response, tokens. `served`: see above."""
     arguments: dict[str, Any] = {
         "model": str(model_folder),
         "skip_tokenizer_init": True,  # token ids in, token ids out
@@ -52,7 +66,7 @@ def llm_arguments(
         "disable_log_stats": False,  # get_metrics() needs them
         "worker_extension_cls": "nemo_specrl.rollout.vllm.worker.RefitExtension",
     }
-    if config := speculative_config(drafter):
+    if config := speculative_config(drafter, served):
         arguments["speculative_config"] = config
     if cpu:
         arguments |= {

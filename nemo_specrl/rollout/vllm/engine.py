@@ -14,8 +14,9 @@ import numpy as np
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.rollout.engine import Completion, GenerationRequest, SpecCounters, StaleEngineError
-from nemo_specrl.rollout.vllm import arguments, environment, limits, transfer, versions
+from nemo_specrl.rollout.vllm import arguments, draft_folder, environment, limits, transfer, versions
 from nemo_specrl.rollout.vllm.channel import Child, ChildError
+from nemo_specrl.rollout.vllm.draft_folder import Served
 from nemo_specrl.types import FloatArray, IntArray, Rollout
 
 if TYPE_CHECKING:
@@ -42,25 +43,36 @@ class VllmEngine:
         seed: int,
         eos_token_ids: Sequence[int],
         log: Path,
+        head: Path | None = None,
     ) -> None:
         """Start the engine and wait until it serves.
 
         `max_length`: longest prompt + response, tokens. `eos_token_ids`: tokens that end a response. `log`: the file
-        that the process's output is appended to. ValueError for settings that can't work, RuntimeError with the log's
-        last lines when it does not start."""
+        that the process's output is appended to. `head`: for drafter=mtp, the folder whose safetensors hold the draft
+        head (model.mtp_layers.0.*); what vLLM reads is laid out beside the log. ValueError for settings that can't
+        work, RuntimeError with the log's last lines when it does not start."""
         vllm = versions.installed()
         vllm.check_method(drafter.method)
+        if (drafter.method == "mtp") != (head is not None):
+            raise ValueError(
+                f"drafter={drafter.method} with head={head}: drafter=mtp needs a head, the others have none"
+            )
         limits.check(engine, sampling, drafter, cpu=vllm.cpu)
         self._config = _read_config(model_folder)
         self._vocab_size = int(self._config["vocab_size"])
         context = self._config.get("max_position_embeddings")
         if context and max_length > context:
             raise ValueError(f"model.max_length={max_length} exceeds the model's context of {context} tokens")
+        limits.check_draft_model(drafter, self._config, max_length=max_length)
         if bad := [t for t in eos_token_ids if not 0 <= t < self._vocab_size]:
             raise ValueError(f"end-of-sequence ids {bad} are outside the vocabulary of {self._vocab_size}")
         self._max_length = max_length
         self._ranks = engine.tensor_parallel
+        self._served = Served(model_folder, {})
         self._expected = _checkpoint_names(model_folder, self._config)
+        if head is not None:
+            self._served = draft_folder.build(model_folder, head, log.parent / "served_model")
+            self._expected |= draft_folder.shapes(head).keys()
         self._version: int | None = 0
         env = environment.engine_environment(
             os.environ,
@@ -72,7 +84,15 @@ class VllmEngine:
         )
         command = [sys.executable, "-m", "nemo_specrl.rollout.vllm.server"]
         self._child = Child(command, env, log, "the vLLM engine")
-        llm = arguments.llm_arguments(model_folder, engine, drafter, max_length=max_length, seed=seed, cpu=vllm.cpu)
+        llm = arguments.llm_arguments(
+            self._served.model,
+            engine,
+            drafter,
+            max_length=max_length,
+            seed=seed,
+            cpu=vllm.cpu,
+            served=self._served.speculative,
+        )
         law = arguments.sampling_arguments(sampling, tuple(eos_token_ids))
         try:
             self._child.call("start", llm, law, drafter, timeout_s=engine.start_timeout_s)
@@ -137,15 +157,18 @@ class VllmEngine:
         return scores
 
     def refit(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Load `weights` (Hugging Face names), reset the prefix cache and stamp `version`.
+        """Load `weights` (Hugging Face names; with drafter=mtp the policy's and the head's, in any order), reset the
+        prefix cache and stamp `version`.
 
-        StaleEngineError when a weight of the checkpoint is missing, a chunk arrived with another checksum, or live
-        parameters are not what was sent; until the next refit that succeeds nothing is generated."""
+        StaleEngineError when a weight of the checkpoint or of the head is missing, a chunk arrived with another
+        checksum, or live parameters are not what was sent; until the next refit that succeeds nothing is generated."""
         self._version = None
         with transfer.private_folder() as folder:
-            self._child.post("refit", str(folder))
+            self._child.post("refit", str(folder), version)
             try:
-                sent = transfer.send(weights, folder, ranks=self._ranks, alive=self._raise_if_answered)
+                sent = transfer.send(
+                    self._served.complete(weights), folder, ranks=self._ranks, alive=self._raise_if_answered
+                )
             except ChildError:
                 raise
             except BaseException:
@@ -213,10 +236,5 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
 
 def _checkpoint_names(model_folder: Path, config: dict[str, Any]) -> set[str]:
     """Names of the checkpoint's tensors: what a complete update must bring (nothing is known of other formats)."""
-    names: set[str] = set()
-    for path in model_folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            names |= json.loads(file.read(size)).keys()
-    names -= {"__metadata__"}
+    names = set(draft_folder.shapes(model_folder))
     return names - {"lm_head.weight"} if config.get("tie_word_embeddings") else names

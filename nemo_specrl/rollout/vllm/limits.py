@@ -5,6 +5,9 @@ The configuration's validator and VllmEngine call the same `check`.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from nemo_specrl.config.drafter import DrafterConfig
@@ -50,6 +53,11 @@ _DRAFTER_OWNED: dict[str, str] = {
 }
 
 
+FOLLOWING = ("off", "ngram", "ngram_gpu", "suffix", "history", "custom_class", "mtp")
+"""Methods that a weight update leaves no staler: without weights of their own, or (mtp) with weights that it brings.
+An allowlist, like LOSSLESS: new methods with weights appear."""
+
+
 def _acceptance_keys(config: dict[str, Any]) -> list[str]:
     """Keys that bend acceptance: synthetic_acceptance_rates, typical_acceptance_*, posterior_threshold, ..."""
     return sorted(k for k in config if any(word in k for word in ("accept", "posterior", "lenien", "rejection")))
@@ -81,6 +89,12 @@ def check_drafter(drafter: DrafterConfig) -> None:
                 f"drafter=off with drafter.speculative_config={extra}: choose a drafter or drop these keys"
             )
         return
+    if drafter.method not in FOLLOWING and not drafter.frozen:
+        raise ValueError(
+            f"drafter={drafter.method} has weights of its own, which no weight update reaches: the policy moves away "
+            "from it and acceptance falls, silently. Use drafter=mtp (a head that is trained along), history or ngram, "
+            "or set drafter.frozen=true to keep it as it is on purpose"
+        )
     if drafter.num_draft_tokens < 1:
         raise ValueError(f"drafter.num_draft_tokens={drafter.num_draft_tokens}: must be at least 1; drafter=off = none")
     methods = {drafter.rejection_sample_method, extra.get("rejection_sample_method", drafter.rejection_sample_method)}
@@ -104,8 +118,50 @@ def check_drafter(drafter: DrafterConfig) -> None:
         clash := sorted({"model", "num_speculative_tokens_per_batch_size"} & set(extra))
     ):
         raise ValueError(f"drafter=history with drafter.speculative_config.{clash[0]}: drafters exclude one another")
+    if drafter.method == "mtp" and (clash := sorted({"model", "draft_tensor_parallel_size"} & set(extra))):
+        raise ValueError(
+            f"drafter=mtp with drafter.speculative_config.{clash[0]}: the head is drafter.head.source, and runs with "
+            "the engine's own tensor parallelism; remove the key"
+        )
     if drafter.method == "suffix" and "num_speculative_tokens_per_batch_size" in extra:
         raise ValueError("drafter=suffix: vLLM has no num_speculative_tokens_per_batch_size for it; remove the key")
+
+
+def check_draft_model(drafter: DrafterConfig, policy: Mapping[str, Any], *, max_length: int) -> None:
+    """ValueError when a draft model in a folder of its own (drafter.speculative_config.model) can't follow the policy.
+
+    `policy`: the policy's config.json. A draft model with a shorter context drafts nonsense beyond it, and one with
+    another vocabulary other words; vLLM accepts the first, and outputs stay right, so nobody would notice. (The head
+    of drafter=mtp takes both, and the rotary embedding, from the policy.)"""
+    path = Path(str(drafter.speculative_config.get("model", ""))) / "config.json"
+    if not path.is_file():
+        return
+    draft = json.loads(path.read_text())
+    context = draft.get("max_position_embeddings")
+    if context and context < max_length:
+        raise ValueError(
+            f"the draft model {path.parent} was made for {context} positions and model.max_length is {max_length}: "
+            "lower model.max_length, or choose another draft model"
+        )
+    if draft.get("vocab_size", policy["vocab_size"]) != policy["vocab_size"]:
+        raise ValueError(
+            f"the draft model {path.parent} has {draft['vocab_size']} tokens and the policy {policy['vocab_size']}: "
+            "choose a draft model with the policy's tokenizer"
+        )
+    frequencies = [_rope(config) for config in (draft, policy)]
+    if drafter.method in ("eagle", "eagle3") and frequencies[0] != frequencies[1]:
+        raise ValueError(
+            f"the draft model {path.parent} has rotary frequencies {frequencies[0]} and the policy {frequencies[1]}: "
+            "its positions are not the policy's. Choose a head that was trained on this policy"
+        )
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, Any]:
+    """(base, scaling) of a config.json, in its old or new spelling."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    base = float(rope.pop("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    return base, "default" if kind == "default" else (kind, sorted(rope.items(), key=str))
 
 
 def check_engine(engine: EngineConfig, *, cpu: bool) -> None:

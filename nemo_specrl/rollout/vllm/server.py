@@ -84,9 +84,9 @@ class Server:
         """Whether a call left requests behind, whose outputs the next call would mistake for its own."""
         return bool(self._llm.llm_engine.has_unfinished_requests())
 
-    def refit(self, folder: str) -> list[dict[str, Any]]:
+    def refit(self, folder: str, version: int) -> list[dict[str, Any]]:
         """Load the weights that arrive in `folder` (worker.RefitExtension) and forget every cached prefix."""
-        reports: list[dict[str, Any]] = self._llm.collective_rpc("specrl_refit", args=(folder,))
+        reports: list[dict[str, Any]] = self._llm.collective_rpc("specrl_refit", args=(folder, version))
         if not self._llm.reset_prefix_cache():
             reports[0]["problems"].append("the prefix cache could not be reset: it holds the old weights' keys")
         return reports

