@@ -4,6 +4,9 @@ Two layouts:
 - `mimo`, vLLM's own: a Qwen2 trunk with one MTP layer is its MiMoForCausalLM, and a Llama is a Qwen2 with zero q, k and
   v biases. One folder: the checkpoint's files by symlink, the head, and the biases that a Llama lacks. `method: mtp`.
 - `eagle`, ours (draft_model.py): the checkpoint under the name of our trunk class, and a draft folder with the head.
+
+In both the head reads the trunk's hidden states *before* the final norm, as MiMo's trunk hands them out (vLLM's
+MiMoModel returns them so, and norms in compute_logits): a head trained on the normed ones drafts nothing of use here.
 """
 
 from __future__ import annotations

@@ -64,9 +64,11 @@ class SpecrlQwen3ForCausalLM(_Trunk, Qwen3ForCausalLM):  # type: ignore[misc]
 def _decoder_layer(vllm_config: VllmConfig, config: Any, prefix: str) -> nn.Module:
     """One decoder layer of the trunk's family, with the trunk's shapes."""
     if config.specrl_family == "llama":
-        return LlamaDecoderLayer(vllm_config, prefix=prefix, config=config)
-    layer = {"qwen2": Qwen2DecoderLayer, "qwen3": Qwen3DecoderLayer}[config.specrl_family]
-    return layer(config=config, cache_config=vllm_config.cache_config, quant_config=None, prefix=prefix)
+        layer: nn.Module = LlamaDecoderLayer(vllm_config, prefix=prefix, config=config)
+    else:
+        kind = {"qwen2": Qwen2DecoderLayer, "qwen3": Qwen3DecoderLayer}[config.specrl_family]
+        layer = kind(config=config, cache_config=vllm_config.cache_config, quant_config=None, prefix=prefix)
+    return layer
 
 
 class MtpLayer(nn.Module):
