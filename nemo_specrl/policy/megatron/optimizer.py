@@ -30,14 +30,16 @@ class Optimizer(Protocol):
 
 def build_optimizer(model: Any, config: PolicyConfig, layout: ParallelLayout) -> Optimizer:
     """`model` is wrapped in Megatron's DistributedDataParallel."""
-    return GpuOptimizer(model, config) if layout.device.type == "cuda" else CpuOptimizer(model.parameters(), config)
+    return GpuOptimizer(model, config) if layout.device.type == "cuda" else MasterAdamW(model.parameters(), config)
 
 
-class CpuOptimizer:
-    """torch AdamW on fp32 masters; in bf16 a parameter is its master, rounded (`cpu.fast_bf16` decides what dtype the
-    rounded number is stored in)."""
+class MasterAdamW:
+    """torch AdamW on fp32 masters, for the policy on a CPU and for the draft head anywhere; in bf16 a parameter is its
+    master, rounded (`cpu.fast_bf16` decides what dtype the rounded number is stored in)."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], config: PolicyConfig) -> None:
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], config: PolicyConfig, group: Any = None) -> None:
+        """`group`: the ranks that hold the other parts of these parameters; by default the model-parallel group."""
+        self.group = group or parallel_state.get_model_parallel_group()
         self.parameters = list(parameters)
         self.rounds = config.dtype == "bf16"
         self.masters = [
@@ -67,12 +69,12 @@ class CpuOptimizer:
         return norm
 
     def _norm(self, grads: list[torch.Tensor]) -> float:
-        """Global over the model-parallel group; what several ranks hold alike is counted once."""
+        """Global over the group; what several ranks hold alike is counted once."""
         counted = [g for g, p in zip(grads, self.parameters, strict=True) if counts(p)]
-        square = torch.zeros([], dtype=torch.float64)
+        square = torch.zeros([], dtype=torch.float64, device=grads[0].device)
         for norm in torch._foreach_norm(counted) if counted else []:
             square += norm.double() ** 2
-        dist.all_reduce(square, group=parallel_state.get_model_parallel_group())
+        dist.all_reduce(square, group=self.group)
         return float(square.sqrt())
 
     def state_dict(self) -> dict[str, Any]:

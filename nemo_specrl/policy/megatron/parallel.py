@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,18 @@ class ParallelLayout:
         parts: list[Any] = [None] * self.world
         dist.all_gather_object(parts, part)
         return parts
+
+    def sum(self, reports: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, float]:
+        """Sums over the micro-batches and replicas, by name, on every rank."""
+        mine: dict[str, float] = {}
+        for report in reports if self.reports else []:
+            for key, value in report.items():
+                mine[key] = mine.get(key, 0.0) + float(value)
+        summed: dict[str, float] = {}
+        for part in self.gather(mine):
+            for key, value in part.items():
+                summed[key] = summed.get(key, 0.0) + value
+        return summed
 
 
 def init_parallel(config: PolicyConfig) -> ParallelLayout:

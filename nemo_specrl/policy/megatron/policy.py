@@ -6,6 +6,7 @@ losses and scores; every rank gets all results. Shapes: B rows, T response token
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,11 +19,12 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
 from nemo_specrl.config.engine import SamplingConfig
+from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
 from nemo_specrl.policy.base import LossFn, Reducer, Row, Scores, TrainRow
 from nemo_specrl.policy.megatron import batching, state
 from nemo_specrl.policy.megatron.architecture import read_architecture
-from nemo_specrl.policy.megatron.batching import MicroBatch
+from nemo_specrl.policy.megatron.batching import MicroBatch, Tokens
 from nemo_specrl.policy.megatron.forward import POSITIONS, at_responses, run_pipeline, score_positions
 from nemo_specrl.policy.megatron.law import Law, log_probs
 from nemo_specrl.policy.megatron.loss import loss_batch, token_weights
@@ -30,7 +32,19 @@ from nemo_specrl.policy.megatron.model import DTYPES, build_model
 from nemo_specrl.policy.megatron.optimizer import build_optimizer
 from nemo_specrl.policy.megatron.parallel import init_parallel
 from nemo_specrl.policy.megatron.schedule import LearningRate
-from nemo_specrl.policy.megatron.weights import Checkpoint, export_weights, load_weights
+from nemo_specrl.policy.megatron.weights import (
+    Checkpoint,
+    Slot,
+    export_weights,
+    load_weights,
+    parameters_by_slot,
+    slots,
+)
+from nemo_specrl.policy.mtp.draft import DraftHead, Lesson, agreement_report
+from nemo_specrl.policy.mtp.weights import head_slots, write_head
+from nemo_specrl.types import FloatArray
+
+log = logging.getLogger(__name__)
 
 
 class MegatronPolicy:
@@ -44,16 +58,18 @@ class MegatronPolicy:
         *,
         seed: int,
         total_updates: int | None,
+        head: HeadConfig | None = None,
     ) -> None:
         """`model`: a local Hugging Face folder. `total_updates`: the run's length, for schedules that decay.
+        `head`: hold a draft head, too; without one, everything is as if there were no such thing.
 
         Raises ValueError for a folder, layout or setting that cannot work, before anything is built."""
         if config.dtype not in DTYPES:
             raise ValueError(f"policy.dtype={config.dtype!r} is unknown; known are {', '.join(DTYPES)}")
-        folder = Path(model)
+        folder = self._folder = Path(model)
         self.config = config
         self.architecture = read_architecture(folder)
-        checkpoint = Checkpoint(folder, self.architecture)
+        checkpoint = Checkpoint(folder, slots(self.architecture, 1))
         self.layout = init_parallel(config)
         if self.layout.device.type == "cuda":
             from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -69,7 +85,14 @@ class MegatronPolicy:
         self._learning_rate = LearningRate(config, total_updates)
         self._total_updates = total_updates
         self._model = build_model(self.architecture, config, self.layout)
-        load_weights(self._model, checkpoint, self.architecture, self.layout, DTYPES[config.dtype])
+        load_weights(
+            parameters_by_slot(self._model, self.architecture, self.layout),
+            slots(self.architecture, self.layout.pp),
+            checkpoint.read,
+            self.architecture,
+            self.layout,
+            DTYPES[config.dtype],
+        )
         self._ddp = DistributedDataParallel(
             self._model.config,
             DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=False),
@@ -80,6 +103,9 @@ class MegatronPolicy:
         self._about = state.manifest(self.layout, config.dtype, state.fingerprint(folder, self.architecture))
         self._reference: list[torch.Tensor] | None = None
         self._version = 0
+        self.head: DraftHead | None = None
+        if head is not None:
+            self.head = DraftHead(head, config, self.architecture, self.layout, self._model, self.law, folder)
 
     @property
     def version(self) -> int:
@@ -135,8 +161,16 @@ class MegatronPolicy:
         with torch.no_grad():
             return self._run(rows, finish)
 
-    def update(self, rows: Sequence[TrainRow], loss_fn: LossFn, *, loss_level: str) -> dict[str, float]:
-        """One optimizer update on one mini-batch.
+    def update(
+        self,
+        rows: Sequence[TrainRow],
+        loss_fn: LossFn,
+        *,
+        loss_level: str,
+        head_weights: Sequence[float] | None = None,
+    ) -> dict[str, float]:
+        """One optimizer update on one mini-batch; with `head_weights` (one per row) also one of the draft head, which
+        learns from the hidden states of the same forward pass, before the policy moves (metrics `draft/*`).
 
         Returns `loss`, `grad_norm` (before clipping), `lr`, `skipped` (1 where no token was unmasked: nothing is
         updated, but the call counts), `outside_law_tokens` and the loss's own metrics.
@@ -149,27 +183,72 @@ class MegatronPolicy:
             self._version += 1
             return {"loss": 0.0, "grad_norm": 0.0, "lr": lr, "skipped": 1.0, "outside_law_tokens": 0.0}
         mine = batching.share(rows, chosen, self.layout.dp_rank, self.layout.dp)
-        if not mine:
+        idle = not mine
+        if idle:
             # Every rank must run the schedule: one without rows takes any row, at weight 0.
             mine, weights = chosen[:1], [np.zeros_like(w) for w in weights]
 
         def finish(batch: MicroBatch, hidden: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            draft = lesson.accumulate(batch, hidden) if lesson else {}
             flat, _ = score_positions(self._model, at_responses(batch, hidden), batch.targets, self.law)
             logprobs, prepared, outside = loss_batch(rows, weights, batch, flat)
             loss, metrics = loss_fn(logprobs, prepared)
-            return loss, {"loss": loss.detach(), "outside_law_tokens": outside, **metrics}
+            return loss, {"loss": loss.detach(), "outside_law_tokens": outside, **metrics, **draft}
 
+        lesson = self._lesson(rows, [row.mask for row in rows], head_weights, mine, idle)
         self._ddp.zero_grad_buffer()
         batches = batching.micro_batches(rows, mine, self.config.micro_batch_tokens, self.layout.device)
         reports = run_pipeline(self._ddp, batches, finish, backward=True)
-        summed = self._sum_reports(reports)
+        summed = self.layout.sum(reports)
         if not math.isfinite(summed["loss"]):
             raise RuntimeError(_not_finite("loss", summed["loss"], self._version))
         norm = self._optimizer.step(lr)
         if not math.isfinite(norm):
             raise RuntimeError(_not_finite("gradient norm", norm, self._version))
         self._version += 1
-        return {**summed, "grad_norm": norm, "lr": lr, "skipped": 0.0}
+        draft = lesson.end(summed) if lesson else {}
+        return {**summed, "grad_norm": norm, "lr": lr, "skipped": 0.0, **draft}
+
+    def train_head(
+        self,
+        rows: Sequence[Row],
+        weights: Sequence[float] | None = None,
+        *,
+        hidden: dict[int, torch.Tensor] | None = None,
+    ) -> dict[str, float]:
+        """One update of the draft head on one mini-batch, the policy untouched; returns its metrics `draft/*`.
+
+        `weights`: one per row, 1 by default. `hidden`: what `hidden_states` said of these very rows, which saves the
+        forward pass while the policy stays as it is."""
+        chosen, masks = self._all_tokens(rows)
+        if not chosen:
+            return {}
+        mine = batching.share(rows, chosen, self.layout.dp_rank, self.layout.dp)
+        idle = not mine
+        mine = mine or chosen[:1]
+        lesson = self._lesson(rows, masks, [1.0] * len(rows) if weights is None else weights, mine, idle)
+        assert lesson is not None
+        batches = batching.micro_batches(rows, mine, self.config.micro_batch_tokens, self.layout.device)
+        with torch.no_grad():
+            if hidden is None or idle:
+                reports = run_pipeline(self._ddp, batches, lesson.accumulate, backward=False)
+            else:
+                reports = [lesson.accumulate(b, _padded(b, hidden)) for b in batches if self.layout.last_stage]
+        return lesson.end(self.layout.sum(reports))
+
+    def head_agreement(self, rows: Sequence[Row]) -> dict[str, float]:
+        """How well the head foresees these rollouts, teacher-forced, by draft position: see `agreement_report`."""
+        assert self.head is not None, "the policy was built without a head"
+        head = self.head
+        chosen, masks = self._all_tokens(rows)
+        mine = batching.share(rows, chosen, self.layout.dp_rank, self.layout.dp)
+        reports: list[dict[str, torch.Tensor]] = []
+        if mine:
+            head.prepare(rows, mine)
+            batches = batching.micro_batches(rows, mine, self.config.micro_batch_tokens, self.layout.device)
+            with torch.no_grad():
+                reports = run_pipeline(self._ddp, batches, lambda b, h: head.compare(b, h, masks), backward=False)
+        return agreement_report(self.layout.sum(reports), head.config.depth)
 
     def snapshot_reference(self) -> None:
         """Freeze a copy of the current weights for `score(..., reference=True)`. A checkpoint does not hold it:
@@ -179,13 +258,34 @@ class MegatronPolicy:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face (name, tensor) pairs in `config.dtype`, complete on every rank. Collective: exhaust it on
         all ranks. A tensor may share the policy's memory, valid until the next update."""
-        return export_weights(self._model, self.architecture, self.layout, DTYPES[self.config.dtype])
+        return self._export(
+            parameters_by_slot(self._model, self.architecture, self.layout), slots(self.architecture, self.layout.pp)
+        )
+
+    def draft_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The head's (name, tensor) pairs in MiMo's layout, as `weights` gives the policy's; none without a head."""
+        if self.head is None:
+            return iter(())
+        return self._export(self.head.parameters(), head_slots(self.architecture, self.layout.pp))
+
+    def export_head(self, folder: Path) -> None:
+        """Write the head as a folder that `drafter.head.source` takes. Collective; rank 0 writes."""
+        assert self.head is not None, "the policy was built without a head"
+        tensors = list(self.draft_weights())
+        if self.layout.rank == 0:
+            write_head(tensors, self._folder, folder)
+
+    def _export(self, parameters: dict[str, torch.Tensor], table: list[Slot]) -> Iterator[tuple[str, torch.Tensor]]:
+        stored = self._model.config.params_dtype
+        return export_weights(parameters, table, self.architecture, self.layout, stored, DTYPES[self.config.dtype])
 
     def save(self, folder: Path) -> None:
         """Write this rank's share of model, optimizer and schedule into `folder` (which exists)."""
         content = {"version": self._version, "optimizer": self._optimizer.state_dict()}
         if self.layout.device.type == "cuda":
             content["model"] = [p.detach() for p in self._model.parameters()]
+        if self.head is not None:
+            content["head"] = self.head.state_dict()
         state.write(folder, self.layout, self._about, content)
 
     def load(self, folder: Path) -> None:
@@ -196,8 +296,32 @@ class MegatronPolicy:
                 for parameter, saved in zip(self._model.parameters(), content["model"], strict=True):
                     parameter.copy_(saved)
         self._optimizer.load_state_dict(content["optimizer"])
+        if self.head is not None and "head" in content:
+            self.head.load_state_dict(content["head"])
+        elif (self.head is not None) != ("head" in content):
+            log.warning("checkpoint %s and this run differ about a draft head: %s", folder, _HEADS["head" in content])
         self._version = int(content["version"])
         self._learning_rate = LearningRate(self.config, self._total_updates)
+
+    def _lesson(
+        self,
+        rows: Sequence[Tokens],
+        masks: Sequence[FloatArray],
+        weights: Sequence[float] | None,
+        mine: Sequence[int],
+        idle: bool,
+    ) -> Lesson | None:
+        """An update of the head on `mine` of these rows; None where `weights` asks for none. Collective."""
+        if weights is None:
+            return None
+        assert self.head is not None, "the policy was built without a head"
+        return self.head.lesson(rows, masks, weights, mine, idle)
+
+    def _all_tokens(self, rows: Sequence[Row]) -> tuple[list[int], list[FloatArray]]:
+        """The rows that have a response, and masks that leave nothing out."""
+        batching.check_rows(rows, self.vocab_size)
+        masks = [np.ones(len(row.token_ids), dtype=np.float32) for row in rows]
+        return [i for i, mask in enumerate(masks) if mask.any()], masks
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:
@@ -237,22 +361,18 @@ class MegatronPolicy:
             merged.update(part)
         return [merged.get(i, empty) for i in range(len(rows))]
 
-    def _sum_reports(self, reports: list[dict[str, torch.Tensor]]) -> dict[str, float]:
-        """Sums over micro-batches and replicas, on every rank."""
-        mine: dict[str, float] = {}
-        for report in reports if self.layout.reports else []:
-            for key, value in report.items():
-                mine[key] = mine.get(key, 0.0) + float(value)
-        summed: dict[str, float] = {}
-        for part in self.layout.gather(mine):
-            for key, value in part.items():
-                summed[key] = summed.get(key, 0.0) + value
-        return summed
-
 
 def _finalize(model: list[Any], _num_tokens: Any = None, **groups: Any) -> None:
     """Megatron's gradient reduction over replicas and tied embeddings, without its division by the token count."""
     finalize_model_grads(model, None, **groups)
+
+
+_HEADS = {True: "it has one, which is not used", False: "it has none, so this run's starts from drafter.head.source"}
+
+
+def _padded(batch: MicroBatch, hidden: dict[int, torch.Tensor]) -> torch.Tensor:
+    """{row: [length, H]} -> [S, B, H]"""
+    return torch.nn.utils.rnn.pad_sequence([hidden[row] for row in batch.rows])
 
 
 def _not_finite(what: str, value: float, version: int) -> str:

@@ -7,7 +7,7 @@ key-value group) and gate and up; tensor parallelism cuts the fused tensor into 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,52 +41,47 @@ def slots(architecture: Architecture, pp: int) -> list[Slot]:
     """Every parameter of the model, in the order that all ranks walk them."""
     a = architecture
     vocab, norm = (a.vocab_size, a.hidden_size), (a.hidden_size,)
-    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
     table = [Slot("embedding.word_embeddings.weight", (("model.embed_tokens.weight", vocab),), 0, 0, "vocab")]
     for i in range(a.num_layers):
-        here, there, stage = f"decoder.layers.{i}.", f"model.layers.{i}.", i * pp // a.num_layers
-
-        def slot(
-            name: str,
-            *sources: tuple[str, Shape],
-            split: int | None = None,
-            layout: Any = "plain",
-            prefixes: tuple[str, str, int] = (here, there, stage),
-        ) -> None:
-            mine, theirs, owner = prefixes
-            table.append(Slot(mine + name, tuple((theirs + n, s) for n, s in sources), owner, split, layout))
-
-        slot("input_layernorm.weight", ("input_layernorm.weight", norm))
-        projections = [(f"self_attn.{x}_proj", n) for x, n in (("q", q), ("k", kv), ("v", kv))]
-        slot(
-            "self_attention.linear_qkv.weight",
-            *((f"{p}.weight", (n, a.hidden_size)) for p, n in projections),
-            split=0,
-            layout="qkv",
-        )
-        if a.qkv_bias:
-            slot(
-                "self_attention.linear_qkv.bias",
-                *((f"{p}.bias", (n,)) for p, n in projections),
-                split=0,
-                layout="qkv",
-            )
-        if a.qk_norm:
-            slot("self_attention.q_layernorm.weight", ("self_attn.q_norm.weight", (a.head_dim,)))
-            slot("self_attention.k_layernorm.weight", ("self_attn.k_norm.weight", (a.head_dim,)))
-        slot("self_attention.linear_proj.weight", ("self_attn.o_proj.weight", (a.hidden_size, q)), split=1)
-        slot("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight", norm))
-        slot(
-            "mlp.linear_fc1.weight",
-            ("mlp.gate_proj.weight", (a.ffn_size, a.hidden_size)),
-            ("mlp.up_proj.weight", (a.ffn_size, a.hidden_size)),
-            split=0,
-            layout="gate_up",
-        )
-        slot("mlp.linear_fc2.weight", ("mlp.down_proj.weight", (a.hidden_size, a.ffn_size)), split=1)
+        table += layer_slots(a, f"decoder.layers.{i}.", f"model.layers.{i}.", i * pp // a.num_layers)
     table.append(Slot("decoder.final_layernorm.weight", (("model.norm.weight", norm),), pp - 1))
     if not a.tied:
         table.append(Slot("output_layer.weight", (("lm_head.weight", vocab),), pp - 1, 0, "vocab"))
+    return table
+
+
+def layer_slots(architecture: Architecture, here: str, there: str, stage: int) -> list[Slot]:
+    """The parameters of one transformer layer: `here` and `there` are Megatron's and Hugging Face's prefixes."""
+    a, norm = architecture, (architecture.hidden_size,)
+    q, kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    table: list[Slot] = []
+
+    def slot(name: str, *sources: tuple[str, Shape], split: int | None = None, layout: Any = "plain") -> None:
+        table.append(Slot(here + name, tuple((there + n, s) for n, s in sources), stage, split, layout))
+
+    slot("input_layernorm.weight", ("input_layernorm.weight", norm))
+    projections = [(f"self_attn.{x}_proj", n) for x, n in (("q", q), ("k", kv), ("v", kv))]
+    slot(
+        "self_attention.linear_qkv.weight",
+        *((f"{p}.weight", (n, a.hidden_size)) for p, n in projections),
+        split=0,
+        layout="qkv",
+    )
+    if a.qkv_bias:
+        slot("self_attention.linear_qkv.bias", *((f"{p}.bias", (n,)) for p, n in projections), split=0, layout="qkv")
+    if a.qk_norm:
+        slot("self_attention.q_layernorm.weight", ("self_attn.q_norm.weight", (a.head_dim,)))
+        slot("self_attention.k_layernorm.weight", ("self_attn.k_norm.weight", (a.head_dim,)))
+    slot("self_attention.linear_proj.weight", ("self_attn.o_proj.weight", (a.hidden_size, q)), split=1)
+    slot("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight", norm))
+    slot(
+        "mlp.linear_fc1.weight",
+        ("mlp.gate_proj.weight", (a.ffn_size, a.hidden_size)),
+        ("mlp.up_proj.weight", (a.ffn_size, a.hidden_size)),
+        split=0,
+        layout="gate_up",
+    )
+    slot("mlp.linear_fc2.weight", ("mlp.down_proj.weight", (a.hidden_size, a.ffn_size)), split=1)
     return table
 
 
@@ -139,33 +134,42 @@ _TRANSFORMER_ENGINE_NAMES = {
 
 
 def load_weights(
-    model: Any, checkpoint: Checkpoint, architecture: Architecture, layout: ParallelLayout, dtype: torch.dtype
+    parameters: Mapping[str, torch.Tensor],
+    table: Iterable[Slot],
+    read: Callable[[str], torch.Tensor],
+    architecture: Architecture,
+    layout: ParallelLayout,
+    dtype: torch.dtype,
 ) -> None:
-    """Fill every parameter of this rank from the checkpoint, rounded to `dtype`."""
-    parameters = parameters_by_slot(model, architecture, layout)
+    """Fill this rank's parameters (by slot name) from whole Hugging Face tensors, rounded to `dtype`."""
+    left = dict(parameters)
     with torch.no_grad():
-        for slot in slots(architecture, layout.pp):
-            parameter = parameters.pop(slot.name, None)
+        for slot in table:
+            parameter = left.pop(slot.name, None)
             if parameter is None:
                 continue
-            whole = join(slot, [checkpoint.read(name) for name, _ in slot.sources], architecture, layout.tp)
+            whole = join(slot, [read(name) for name, _ in slot.sources], architecture, layout.tp)
             mine = whole if slot.split is None else whole.chunk(layout.tp, slot.split)[layout.tp_rank]
             parameter.copy_(mine.to(dtype))
             # Megatron sets these while it initialises, which we skip; the gradient norm counts by them.
             parameter.tensor_model_parallel = slot.split is not None  # type: ignore[attr-defined]
             parameter.partition_dim = -1 if slot.split is None else slot.split  # type: ignore[attr-defined]
             parameter.partition_stride = 1  # type: ignore[attr-defined]
-    assert not parameters, f"no weights for {sorted(parameters)}"
+    assert not left, f"no weights for {sorted(left)}"
 
 
 def export_weights(
-    model: Any, architecture: Architecture, layout: ParallelLayout, dtype: torch.dtype
+    parameters: Mapping[str, torch.Tensor],
+    table: Iterable[Slot],
+    architecture: Architecture,
+    layout: ParallelLayout,
+    stored: torch.dtype,
+    dtype: torch.dtype,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Hugging Face (name, tensor) pairs, whole on every rank, as `dtype`. Collective. A tensor may share memory with
-    the model: it is valid until the next update."""
-    parameters = parameters_by_slot(model, architecture, layout)
-    for slot in slots(architecture, layout.pp):
-        whole = _gathered(slot, parameters.get(slot.name), architecture, layout, model.config.params_dtype)
+    """Hugging Face (name, tensor) pairs, whole on every rank, as `dtype`; the parameters are `stored` in another where
+    the CPU asks for it. Collective. A tensor may share memory with the model: it is valid until the next update."""
+    for slot in table:
+        whole = _gathered(slot, parameters.get(slot.name), architecture, layout, stored)
         for (name, _), tensor in zip(slot.sources, apart(slot, whole, architecture, layout.tp), strict=True):
             yield name, tensor.to(dtype)
 
@@ -197,13 +201,18 @@ class Checkpoint:
 
     Raises ValueError when files or tensors are missing, corrupt, or shaped otherwise than the config says."""
 
-    def __init__(self, folder: Path, architecture: Architecture) -> None:
+    def __init__(self, folder: Path, table: Iterable[Slot]) -> None:
         self.folder = folder
         self._files = self._index()
         self._handles: dict[str, Any] = {}
-        for slot in slots(architecture, 1):
+        for slot in table:
             for name, shape in slot.sources:
                 self._check(name, shape)
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor of the folder."""
+        return sorted(self._files)
 
     def read(self, name: str) -> torch.Tensor:
         return self._open(name).get_tensor(name)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemo_specrl.policy.megatron.architecture import read_architecture
-from nemo_specrl.policy.megatron.weights import Checkpoint
+from nemo_specrl.policy.megatron.weights import Checkpoint, slots
 
 
 def copy(source: Path, target: Path, **changes: Any) -> Path:
@@ -72,14 +72,14 @@ def test_a_tokenizer_of_another_model(checkpoints: dict[str, Path], tmp_path: Pa
 def test_weights_that_do_not_fit(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     folder = copy(checkpoints["llama"], tmp_path, intermediate_size=128)
     with pytest.raises(ValueError, match=r"gate_proj.*shape \(96, 64\).*\(128, 64\)"):
-        Checkpoint(folder, read_architecture(folder))
+        Checkpoint(folder, slots(read_architecture(folder), 1))
     folder = copy(checkpoints["llama"], tmp_path, num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"layers\.2.*missing"):
-        Checkpoint(folder, read_architecture(folder))
+        Checkpoint(folder, slots(read_architecture(folder), 1))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(ValueError, match="corrupt or cut short"):
-        Checkpoint(folder, read_architecture(folder))
+        Checkpoint(folder, slots(read_architecture(folder), 1))
     weights.unlink()
     with pytest.raises(ValueError, match="safetensors"):
-        Checkpoint(folder, read_architecture(folder))
+        Checkpoint(folder, slots(read_architecture(folder), 1))

@@ -1,0 +1,230 @@
+"""The draft head as the policy holds it: network, optimizer and gradients of its own, beside the policy's graph.
+
+Hidden states, embeddings and the LM head come in without gradient and the head's backward pass is its own, so the
+policy's gradients are bit for bit what they are without a head. Every rank holds a `DraftHead`; the network lives on
+the last pipeline stage. Shapes: S positions, B rows, H hidden, N response tokens, U distinct token ids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from nemo_specrl.config.head import HeadConfig
+from nemo_specrl.config.policy import PolicyConfig
+from nemo_specrl.policy.megatron.architecture import Architecture
+from nemo_specrl.policy.megatron.batching import MicroBatch, Tokens
+from nemo_specrl.policy.megatron.law import Law
+from nemo_specrl.policy.megatron.model import DTYPES, PolicyModel
+from nemo_specrl.policy.megatron.optimizer import MasterAdamW
+from nemo_specrl.policy.megatron.parallel import ParallelLayout
+from nemo_specrl.policy.megatron.weights import load_weights
+from nemo_specrl.policy.mtp.events import Events
+from nemo_specrl.policy.mtp.head import MtpHead
+from nemo_specrl.policy.mtp.loss import agreement, distil
+from nemo_specrl.policy.mtp.weights import head_slots, reader
+from nemo_specrl.types import FloatArray
+
+_KL = "draft/kl_"
+
+
+class DraftHead:
+    """Trains and compares the head inside whatever forward pass the policy makes."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        policy: PolicyConfig,
+        architecture: Architecture,
+        layout: ParallelLayout,
+        model: PolicyModel,
+        law: Law,
+        folder: Path,
+    ) -> None:
+        """`folder`: the policy's model. Raises ValueError when `config.source` holds no head that fits."""
+        self.config, self.law, self.layout = config, law, layout
+        self._model = model
+        read = reader(config.source, folder, architecture)
+        self.network: MtpHead | None = None
+        self._optimizer: MasterAdamW | None = None
+        if layout.last_stage:
+            self.network = MtpHead(architecture, policy, layout)
+            load_weights(
+                self.parameters(), head_slots(architecture, layout.pp), read, architecture, layout, DTYPES[policy.dtype]
+            )
+            self._optimizer = MasterAdamW(
+                self.network.parameters(),
+                replace(policy, lr=config.lr, clip_grad=config.clip_grad, weight_decay=0.0),
+                parallel_state.get_tensor_model_parallel_group(),
+            )
+        self._ids = np.zeros(0, dtype=np.int64)
+        self._table = torch.zeros(0)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """This rank's parameters by name; none but on the last stage."""
+        return {} if self.network is None else dict(self.network.named_parameters())
+
+    def lesson(
+        self,
+        rows: Sequence[Tokens],
+        masks: Sequence[FloatArray],
+        weights: Sequence[float],
+        mine: Sequence[int],
+        idle: bool,
+    ) -> Lesson:
+        """One update on a mini-batch: `mine` of its rows are this replica's; `idle` = they count nothing here.
+        `masks` [T] and `weights` are those of all rows. Collective."""
+        events = Events.of(masks, weights, self.config.depth, self.config.depth_decay)
+        self.prepare(rows, mine)
+        return Lesson(self, events, events.idle() if idle else events)
+
+    def prepare(self, rows: Sequence[Tokens], chosen: Sequence[int]) -> None:
+        """Fetch the embeddings of the chosen rows' tokens. Collective over the pipeline's stages: the first holds the
+        embedding, the last needs it, and the distinct tokens of a mini-batch are far fewer than the vocabulary."""
+        self._ids = np.unique(np.concatenate([x for i in chosen for x in (rows[i].prompt_ids, rows[i].token_ids)]))
+        with torch.no_grad():
+            if self.layout.first_stage:
+                ids = torch.from_numpy(self._ids.astype(np.int64)).to(self.layout.device)
+                self._table = self._model.embedding.word_embeddings(ids[None])[0].contiguous()
+            else:
+                shape = (len(self._ids), self._model.config.hidden_size)
+                self._table = torch.empty(shape, dtype=self._model.config.params_dtype, device=self.layout.device)
+            if self.layout.pp > 1:
+                group = parallel_state.get_pipeline_model_parallel_group()
+                dist.broadcast(self._table, dist.get_global_rank(group, 0), group=group)
+
+    def accumulate(self, batch: MicroBatch, hidden: torch.Tensor, events: Events) -> dict[str, torch.Tensor]:
+        """Add the gradients of one micro-batch. `hidden` [S, B, H] is the final norm's, with or without a graph, which
+        is left alone. Returns weighted sums for `Lesson.end`."""
+        weights = events.flat(batch)
+        with torch.enable_grad():
+            sums = [
+                distil(student, teacher, self._lm_head, weight, self.law, self.config.topk)
+                for student, teacher, weight in self._pairs(batch, hidden.detach(), weights)
+            ]
+            torch.stack(sums).sum().backward()  # type: ignore[no-untyped-call]
+        return {f"{_KL}{d}": s.detach() for d, s in enumerate(sums, start=1)}
+
+    def compare(self, batch: MicroBatch, hidden: torch.Tensor, masks: Sequence[FloatArray]) -> dict[str, torch.Tensor]:
+        """Sums over events of one micro-batch for `agreement_report`."""
+        weights = Events.of(masks, None, self.config.depth, 1.0).flat(batch)
+        sums = {}
+        with torch.no_grad():
+            for d, (student, teacher, weight) in enumerate(self._pairs(batch, hidden, weights), start=1):
+                sums[f"n_{d}"] = torch.tensor(float(len(weight)))
+                total = agreement(student, teacher, self._lm_head, self.law).sum(dim=0)
+                sums |= {f"{what}_{d}": x for what, x in zip(("sampled", "greedy", "top1"), total, strict=True)}
+        return sums
+
+    def step(self) -> float:
+        """Reduce gradients over replicas and update; returns the gradient norm before clipping (0 but on the last
+        stage). Where it is not finite nothing is touched, as with the policy's optimizer."""
+        if self.network is None or self._optimizer is None:
+            return 0.0
+        tp, dp = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_data_parallel_group()
+        for name, parameter in self.network.named_parameters():
+            grad = (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).float()
+            parameter.grad = None
+            # q/k norms act on this rank's heads only; every other replicated parameter sees the whole gradient.
+            if self.layout.tp > 1 and name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
+                dist.all_reduce(grad, group=tp)
+            if self.layout.dp > 1:
+                dist.all_reduce(grad, group=dp)
+            parameter.main_grad = grad  # type: ignore[attr-defined]
+        norm = self._optimizer.step(self.config.lr)
+        for parameter in self.network.parameters():
+            del parameter.main_grad
+        return norm
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Of this rank: parameters and optimizer; None but on the last stage."""
+        if self.network is None or self._optimizer is None:
+            return None
+        return {
+            "parameters": {name: p.detach() for name, p in self.network.named_parameters()},
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        if self.network is None or self._optimizer is None or state is None:
+            assert self.network is state is None, "a head's state belongs to the last stage"
+            return
+        self.network.load_state_dict(state["parameters"], strict=False)
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    @property
+    def _lm_head(self) -> torch.Tensor:
+        """[V / tp (padded), H]"""
+        tied = self._model.share_embeddings_and_output_weights
+        weight = self._model.shared_embedding_or_output_weight() if tied else self._model.output_layer.weight
+        return weight.detach()  # type: ignore[no-any-return]
+
+    def _pairs(
+        self, batch: MicroBatch, hidden: torch.Tensor, weights: torch.Tensor
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """For each depth: the head's and the policy's hidden states at the events with a weight, and the weights."""
+        assert self.network is not None
+        where = np.searchsorted(self._ids, batch.input_ids.cpu().numpy()).clip(max=len(self._ids) - 1)
+        embedded = self._table[torch.from_numpy(where).to(self._table.device)].transpose(0, 1)
+        flat, pairs = hidden.flatten(0, 1), []
+        for d, output in enumerate(self.network(embedded, hidden, len(weights)), start=1):
+            counted = weights[d - 1] > 0
+            teacher = batch.select[counted]
+            student = teacher - d * len(batch.rows)  # [S, B] flattened: d positions earlier
+            pairs.append((output.flatten(0, 1)[student], flat[teacher], weights[d - 1][counted]))
+        return pairs
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One update of the head: `accumulate` each micro-batch, then `end`."""
+
+    head: DraftHead
+    events: Events
+    """Of the whole mini-batch."""
+    mine: Events
+    """The same, or at weight 0 where this replica has no rows."""
+
+    def accumulate(self, batch: MicroBatch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """See `DraftHead.accumulate`."""
+        return self.head.accumulate(batch, hidden, self.mine)
+
+    def end(self, sums: dict[str, float]) -> dict[str, float]:
+        """Update the head; `sums` over all micro-batches and replicas lose what is the head's. Collective.
+
+        Returns, on every rank, `draft/loss` (the weighted mean of the KLs, nats), `draft/loss_pos_i` (the mean at draft
+        position i), `draft/grad_norm` (before clipping) and `draft/events`; only the last where nothing counted.
+        Raises RuntimeError when the gradients are not finite; the head is then untouched."""
+        shares = self.events.shares
+        parts = [sums.pop(f"{_KL}{d}") for d in range(1, len(shares) + 1)]
+        if self.events.count == 0:
+            return {"draft/events": 0.0}
+        norm = max(self.head.layout.gather(self.head.step()))
+        if not math.isfinite(norm):
+            raise RuntimeError(
+                f"the draft head's gradient norm is {norm}; the head was not updated. Lower drafter.head.lr, set "
+                "drafter.head.clip_grad, or try policy.dtype=fp32"
+            )
+        metrics = {"draft/loss": sum(parts), "draft/grad_norm": norm, "draft/events": float(self.events.count)}
+        by_position = enumerate(zip(parts, shares, strict=True))
+        return metrics | {f"draft/loss_pos_{i}": part / float(share) for i, (part, share) in by_position if share > 0}
+
+
+def agreement_report(sums: dict[str, float], depth: int) -> dict[str, float]:
+    """Metrics of a comparison, by draft position i: `agreement_pos_i` (expected acceptance of a sampled draft),
+    `greedy_agreement_pos_i` (of the likeliest token), `top1_pos_i`."""
+    names = {"sampled": "agreement", "greedy": "greedy_agreement", "top1": "top1"}
+    metrics: dict[str, float] = {}
+    for d in range(1, depth + 1):
+        n = sums.get(f"n_{d}", 0.0)
+        if n > 0:
+            metrics |= {f"draft/{name}_pos_{d - 1}": sums[f"{what}_{d}"] / n for what, name in names.items()}
+    return metrics

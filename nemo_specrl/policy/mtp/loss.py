@@ -1,0 +1,139 @@
+"""KL(policy || head) through the shared, frozen LM head, a chunk of positions at a time, vocabulary-parallel.
+
+Teacher: the policy's sampling law (temperature, truncation) at the same event, because that is what the engine
+verifies drafts against; at temperature 1 without truncation it is the plain softmax. Student: the softmax of the
+head's logits at the same temperature, which is what sampled drafts are drawn from; a truncated student would get no
+gradient for what it misses. The LM head is frozen and the loss is linear in what follows, so the gradient for the
+hidden states is computed on the spot and no logits outlive their chunk. Ours.
+
+Shapes: N events, H hidden, V vocabulary, v this rank's share of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nemo_specrl.policy.megatron.law import Law, log_probs
+
+CHUNK = 1 << 23
+"""Logits of one rank that exist at once, per law."""
+
+
+def distil(
+    student: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, law: Law, topk: int = 0
+) -> torch.Tensor:
+    """The weighted sum of KLs, a scalar with gradient for `student` only.
+
+    `student`, `teacher` [N, H] final hidden states; `head` [v (padded), H] the LM head's weight; `weights` [N].
+    `topk` > 0 compares the teacher's k likeliest tokens (with ties) one by one and all others as one lump."""
+    return _Distil.apply(student, teacher.detach(), head.detach(), weights, law, topk)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def agreement(student: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, law: Law) -> torch.Tensor:
+    """[N, 3] fp32, no gradient: the chance that the verifier accepts a draft drawn from the head's law,
+    sum_x min(p, q) (Leviathan et al., arXiv 2211.17192); that of the head's likeliest token, p(argmax q); and whether
+    the likeliest tokens agree."""
+    whole = replace(law, top_p=1.0, top_k=0)
+    parts = [torch.empty(0, 3, device=student.device)]
+    with torch.no_grad():
+        for rows in _chunks(len(student), head):
+            p, q = log_probs(teacher[rows] @ head.T, law).exp(), log_probs(student[rows] @ head.T, whole).exp()
+            best = q.argmax(dim=-1)
+            sampled = torch.minimum(p, q).sum(dim=-1)
+            greedy = p.gather(1, best[:, None])[:, 0]
+            parts.append(torch.stack([sampled, greedy, (p.argmax(dim=-1) == best).float()], dim=-1))
+    return torch.cat(parts)
+
+
+def _chunks(n: int, head: torch.Tensor) -> list[slice]:
+    size = max(1, CHUNK // head.shape[0])
+    return [slice(i, i + size) for i in range(0, n, size)]
+
+
+class _Distil(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        student: torch.Tensor,
+        teacher: torch.Tensor,
+        head: torch.Tensor,
+        weights: torch.Tensor,
+        law: Law,
+        topk: int,
+    ) -> torch.Tensor:
+        gradient = torch.empty_like(student)
+        total = torch.zeros((), dtype=torch.float32, device=student.device)
+        own = head[: law.width]
+        for rows in _chunks(len(student), head):
+            log_q = _log_softmax(student[rows] @ own.T, law)
+            log_p = _teacher(teacher[rows], head, law)
+            kl, difference = _compare(log_p, log_q, law, topk)
+            total += (weights[rows] * kl).sum()
+            step = difference.mul_(weights[rows, None] / law.temperature).to(own.dtype) @ own
+            _sum(step, law)
+            gradient[rows] = step
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:  # type: ignore[override]
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad.to(gradient.dtype), None, None, None, None, None
+
+
+def _compare(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, v] log-laws -> ([n] KL(p || q), [n, v] its derivative by the student's logits at temperature 1).
+
+    Both laws restricted to the top-k set S and the lump L of the rest: KL = sum_S p log(p/q) + p(L) log(p(L)/q(L)); its
+    derivative is q - r, where r = p on S and p(L) q / q(L) off it. With every token in S that is q - p."""
+    p, q = log_p.exp(), log_q.exp()
+    terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
+    if not 0 < topk < law.vocab_size:
+        return _sum(terms.sum(dim=-1), law), q - p
+    kept = log_p >= _kth(log_p, law, topk)
+    sums = torch.stack([terms.mul(kept).sum(-1), p.masked_fill(kept, 0).sum(-1), q.masked_fill(kept, 0).sum(-1)])
+    on, p_lump, q_lump = _sum(sums, law)
+    tiny = torch.finfo(torch.float32).tiny
+    ratio = p_lump / q_lump.clamp_min(tiny)
+    lump = torch.where(p_lump > 0, p_lump * ratio.clamp_min(tiny).log(), 0.0)
+    return on + lump, q - torch.where(kept, p, ratio[:, None] * q)
+
+
+def _kth(log_p: torch.Tensor, law: Law, k: int) -> torch.Tensor:
+    """[n, 1] the k-th largest over the whole vocabulary."""
+    best = log_p.topk(min(k, log_p.shape[-1]), dim=-1).values
+    if law.tp > 1:
+        best = torch.nn.functional.pad(best, (0, k - best.shape[-1]), value=-torch.inf)
+        parts = [torch.empty_like(best) for _ in range(law.tp)]
+        dist.all_gather(parts, best.contiguous(), group=law.group)
+        best = torch.cat(parts, dim=-1).topk(k, dim=-1).values
+    return best[:, -1:]
+
+
+def _teacher(hidden: torch.Tensor, head: torch.Tensor, law: Law) -> torch.Tensor:
+    """[n, H] -> [n, v] this rank's share of the sampling law, fp32 log-probabilities."""
+    if law.truncates:
+        return log_probs(hidden @ head.T, law)[:, law.start : law.start + law.width]
+    return _log_softmax(hidden @ head[: law.width].T, law)
+
+
+def _log_softmax(logits: torch.Tensor, law: Law) -> torch.Tensor:
+    """[n, v] logits -> [n, v] fp32 log-probabilities at the law's temperature, without truncation."""
+    z = logits.float() / law.temperature
+    if law.tp == 1:
+        return z.log_softmax(dim=-1)
+    top = z.amax(dim=-1, keepdim=True)
+    dist.all_reduce(top, op=dist.ReduceOp.MAX, group=law.group)
+    z = z - top
+    return z - _sum(z.exp().sum(dim=-1, keepdim=True), law).log()
+
+
+def _sum(values: torch.Tensor, law: Law) -> torch.Tensor:
+    """Summed over the tensor-parallel group, in place."""
+    if law.tp > 1:
+        dist.all_reduce(values, group=law.group)
+    return values

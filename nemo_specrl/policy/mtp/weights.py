@@ -1,0 +1,99 @@
+"""The head's weights: MiMo's names, from nothing, from the model's own folder or from a head's folder, and back.
+
+A head's folder is the model's config.json with `num_nextn_predict_layers: 1`, and model.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo_specrl.policy.megatron.architecture import Architecture
+from nemo_specrl.policy.megatron.weights import Checkpoint, Slot, layer_slots, slots
+
+PREFIX = "model.mtp_layers."
+_NAME = f"{PREFIX}0."
+_COUNT = "num_nextn_predict_layers"
+log = logging.getLogger(__name__)
+
+
+def head_slots(architecture: Architecture, pp: int) -> list[Slot]:
+    """Every parameter of the head, in the order that all ranks walk them."""
+    h, stage = architecture.hidden_size, pp - 1
+    norms = [
+        Slot(f"{name}.weight", ((f"{_NAME}{name}.weight", (h,)),), stage)
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")
+    ]
+    project = Slot("input_proj.weight", ((f"{_NAME}input_proj.weight", (h, 2 * h)),), stage, 0)
+    return [*norms, project, *layer_slots(architecture, "layer.", _NAME, stage)]
+
+
+def reader(source: str, folder: Path, architecture: Architecture) -> Callable[[str], torch.Tensor]:
+    """The function that gives the head's tensors by name; `folder` is the policy's own.
+
+    Raises ValueError when the source promises a head and holds none, or one of another shape."""
+    table = head_slots(architecture, 1)
+    if source == "scratch":
+        log.info("draft head: 1 layer from scratch, after the policy's last layer")
+        return _scratch(Checkpoint(folder, slots(architecture, 1)), architecture)
+    where = folder if source == "native" else Path(source)
+    promised = _promised(where)
+    checkpoint = Checkpoint(where, ())
+    found = {name.removeprefix(PREFIX).split(".")[0] for name in checkpoint.names if name.startswith(PREFIX)}
+    if not found:
+        says = f"its config.json promises {promised}" if promised else "its config.json promises none either"
+        raise ValueError(
+            f"drafter.head.source={source}: no {PREFIX}* weights in {where} ({says}): start with "
+            "drafter.head.source=scratch and experiment=draft_warmup, or give a folder that a warm-up wrote"
+        )
+    if promised > len(found):
+        raise ValueError(
+            f"{where}: config.json promises {promised} draft heads ({_COUNT}), but the weights hold {len(found)}: "
+            "the folder is incomplete"
+        )
+    checkpoint = Checkpoint(where, table)
+    log.info("draft head: loaded 1 of %d from %s (%d tensors)", len(found), where, sum(len(s.sources) for s in table))
+    return checkpoint.read
+
+
+def write_head(tensors: Iterable[tuple[str, torch.Tensor]], model: Path, folder: Path) -> None:
+    """A head's folder; `model` is the policy's."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, _COUNT: 1}, indent=2) + "\n")
+    save_file({n: t.cpu().contiguous().clone() for n, t in tensors}, folder / "model.safetensors", {"format": "pt"})
+
+
+def _promised(folder: Path) -> int:
+    path = folder / "config.json"
+    try:
+        return int(json.loads(path.read_text()).get(_COUNT) or 0)
+    except FileNotFoundError:
+        raise ValueError(
+            f"drafter.head.source: {path} is missing; give scratch, native or a folder that a warm-up wrote"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a head's config ({error}): warm the head up again") from error
+
+
+def _scratch(trunk: Checkpoint, architecture: Architecture) -> Callable[[str], torch.Tensor]:
+    """A start that is near the policy (ours): the projection adds hidden state and embedding, the layer is the
+    policy's last one and the final norm the policy's."""
+    last, h = f"model.layers.{architecture.num_layers - 1}.", architecture.hidden_size
+
+    def read(name: str) -> torch.Tensor:
+        name = name.removeprefix(_NAME)
+        if name in ("token_layernorm.weight", "hidden_layernorm.weight"):
+            return torch.ones(h)
+        if name == "input_proj.weight":
+            return torch.cat([torch.eye(h), torch.eye(h)], dim=1)
+        return trunk.read("model.norm.weight" if name == "final_layernorm.weight" else last + name)
+
+    return read
