@@ -111,7 +111,7 @@ def measure_all(runs: Mapping[str, RunConfig], root: Path, console: Console) -> 
         console.print(f"{slots} slots: starting an engine per drafter")
         with start_engines(runs, drafters, recording, slots, root) as engines:
             for arm, repeat in todo:
-                result = measure(recording, runs[arm], engines[runs[arm].drafter.method], arm, slots, repeat)
+                result = measure(recording, runs[arm], engines[repr(runs[arm].drafter)], arm, slots, repeat)
                 with open(path, "a") as file:
                     file.write(json.dumps(dataclasses.asdict(result)) + "\n")
                 done.append(result)
@@ -125,19 +125,20 @@ def measure_all(runs: Mapping[str, RunConfig], root: Path, console: Console) -> 
 def start_engines(
     runs: Mapping[str, RunConfig], drafters: Sequence[DrafterConfig], recording: Recording, slots: int, root: Path
 ) -> Iterator[dict[str, Engine]]:
-    """One warm engine per drafting method, alive together so that the arms can take turns."""
+    """repr(drafter) -> its warm engine; all are alive together, so that the arms can take turns."""
     run = next(iter(runs.values()))
     config = dataclasses.replace(run.engine, max_num_seqs=slots)
     with ExitStack() as stack:
         engines: dict[str, Engine] = {}
         for drafter in drafters:
-            if drafter.method in engines:
+            if repr(drafter) in engines:
                 continue
+            log = root / f"engine-{len(engines)}-{drafter.method}.log"
             engine = VllmEngine(
                 recording.model.path, config, run.sampling, drafter, max_length=run.model.max_length, seed=run.seed,
-                eos_token_ids=recording.model.eos_token_ids, log=root / f"engine-{drafter.method}.log",
+                eos_token_ids=recording.model.eos_token_ids, log=log,
             )  # fmt: skip
-            engines[drafter.method] = engine
+            engines[repr(drafter)] = engine
             stack.callback(engine.close)
             engine.observe([rollout for _, rollout in recording.cache])
             some = recording.prompts[0].token_ids
