@@ -9,7 +9,7 @@ import numpy as np
 
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.policy.base import Row
-from nemo_specrl.rollout.engine import Completion, GenerationRequest
+from nemo_specrl.rollout.engine import Completion, GenerationRequest, SpecCounters
 from nemo_specrl.speculation.lossless import Verdict, canary_verdict
 from nemo_specrl.speculation.randomness import generator
 from nemo_specrl.speculation.transform import Transform, Transformed, transform_verdict
@@ -66,6 +66,13 @@ def run_canary(parts: Parts, prompts: Sequence[Prompt], *, step: int) -> dict[st
     assert verdict is not None
     _report(parts, [verdict], step)
     return {f"gate/{name}": value for name, value in verdict.figures.items()}
+
+
+def check_acceptance(parts: Parts, spec: SpecCounters, *, step: int) -> None:
+    """Warn, and after some steps stop, when the draft head's tokens are hardly accepted: a stale or wrong head leaves
+    the outputs right, so nothing else would tell. Collective."""
+    if parts.run.drafter.method == "mtp":
+        _report(parts, [broadcast(parts.floor.verdict(spec))], step)
 
 
 def _contexts(prompts: Sequence[Prompt]) -> list[Prompt]:

@@ -20,6 +20,7 @@ from nemo_specrl.rollout.vllm.engine import VllmEngine
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.tracking import Tracker, create_tracker, sample_node
 from nemo_specrl.tracking.provenance import prompts_digest
+from nemo_specrl.training.acceptance import AcceptanceFloor
 from nemo_specrl.training.plan import plan_steps
 from nemo_specrl.training.progress import Progress
 from nemo_specrl.training.ranks import barrier, broadcast, is_further_node, is_main
@@ -47,6 +48,8 @@ class Parts:
     tracker: Tracker | None
     ending: Ending
     progress: Progress
+    floor: AcceptanceFloor
+    """Counts the steps whose drafts were hardly accepted."""
 
     def decode(self, token_ids: IntArray) -> str:
         """Response text without special tokens. Ids above the tokenizer's range, which base models do sample, are
@@ -99,6 +102,9 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         if run.algorithm.kl_coef > 0:
             policy.snapshot_reference()
         engine: Engine | None = None
+        head = folder / "draft_head" if run.drafter.method == "mtp" else None
+        if head is not None:
+            policy.export_head(head)
         if is_main():
             progress.phase("engine")
             engine = VllmEngine(
@@ -110,6 +116,7 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
                 seed=run.seed,
                 eos_token_ids=model.eos_token_ids,
                 log=folder / "engine.log",
+                head=head,
             )
             stack.callback(engine.close)
         window = run.drafter.window if run.drafter.method == "history" else 0
@@ -128,6 +135,7 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
             run=run, folder=folder, model=model, model_digest=digest, tokenizer=tokenizer, prompts=prompts,
             validation=validation, policy=policy, engine=engine, generator=generator, cache=cache, reward=reward,
             tracker=tracker, ending=ending, progress=progress,
+            floor=AcceptanceFloor(run.drafter.head.acceptance_floor, run.drafter.head.floor_patience),
         )  # fmt: skip
         sampling.close()
         barrier()  # every node's last sample is written before rank 0 closes the run and sends what is left

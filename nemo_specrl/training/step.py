@@ -14,7 +14,7 @@ from nemo_specrl.policy.base import Row
 from nemo_specrl.rewards import RewardResult
 from nemo_specrl.speculation.prefix_reuse import behaviour_logprobs
 from nemo_specrl.speculation.verifier import Sums
-from nemo_specrl.training.gate import run_canary
+from nemo_specrl.training.gate import check_acceptance, run_canary
 from nemo_specrl.training.parts import Parts
 from nemo_specrl.training.plan import StepPlan
 from nemo_specrl.training.ranks import broadcast, is_main
@@ -64,6 +64,7 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
                 canary = run_canary(parts, prompts, step=plan.step)
         say("rollouts", len(prompts) * run.algorithm.group_size)
         batch = parts.generator.rollouts(prompts, step=plan.step, epoch=plan.epoch, version=policy.version)
+        check_acceptance(parts, batch.spec, step=plan.step)
         with clock.phase("reward"):
             say("rewards")
             rewards = score_rewards(parts, prompts, batch.rollouts)
