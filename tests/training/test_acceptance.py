@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from nemo_specrl.rollout.engine import SpecCounters
+from nemo_specrl.training.acceptance import MIN_DRAFTS, AcceptanceFloor
+
+
+def counters(accepted: int, drafts: int = 100) -> SpecCounters:
+    return SpecCounters(drafts, 2 * drafts, accepted + 3, (accepted, 3))
+
+
+def test_warnings_become_an_error_after_so_many_steps_in_a_row() -> None:
+    floor = AcceptanceFloor(0.3, patience=3)
+    steps = [10, 29, 30, 0, 0, 0]
+    assert [floor.verdict(counters(n)).status for n in steps] == ["warn", "warn", "pass", "warn", "warn", "fail"]
+
+
+def test_the_error_names_what_was_found_and_the_causes() -> None:
+    text = AcceptanceFloor(0.3, patience=1).verdict(counters(7)).text
+    for word in ("7.0%", "100 drafts", "acceptance_floor=0.3", "stale", "names", "longer", "temperature", "entropy"):
+        assert word in text
+
+
+@pytest.mark.parametrize("spec", [SpecCounters(), counters(0, MIN_DRAFTS - 1)])
+def test_steps_without_drafts_neither_count_nor_clear(spec: SpecCounters) -> None:
+    floor = AcceptanceFloor(0.3, patience=2)
+    assert floor.verdict(counters(0)).status == "warn"
+    assert floor.verdict(spec).status == "pass"
+    assert floor.verdict(counters(0)).status == "fail"
+
+
+def test_no_floor_no_alarm_and_no_patience_no_error() -> None:
+    assert AcceptanceFloor(0.0, patience=1).verdict(counters(0)).status == "pass"
+    warns = AcceptanceFloor(0.3, patience=0)
+    assert {warns.verdict(counters(0)).status for _ in range(9)} == {"warn"}
+
+
+def test_drafts_that_were_never_accepted_have_no_positions() -> None:
+    assert AcceptanceFloor(0.1, patience=1).verdict(SpecCounters(50, 100, 0)).status == "fail"
