@@ -8,6 +8,8 @@ time), dies on metrics that are no numbers, and ends every run as FINISHED. Appe
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,9 +61,12 @@ class TrackerLogger:
                 return
             self.tracker.artifact(path, "plots")
 
-    def finish(self, status: RunStatus = "FINISHED") -> None:
-        """Ends the run with its true status."""
-        self.tracker.close(status)
+    def finish(self, status: RunStatus | None = None) -> None:
+        """Ends the run with its true status. NeMo RL's controller calls this without one in a `finally`, also when
+        training has failed: then the exception on its way tells."""
+        error = sys.exc_info()[1]
+        killed = isinstance(error, KeyboardInterrupt | SystemExit | asyncio.CancelledError)
+        self.tracker.close(status or ("FINISHED" if error is None else "KILLED" if killed else "FAILED"))
 
 
 def tracker_logger(tracker: Tracker) -> LoggerInterface:

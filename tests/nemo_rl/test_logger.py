@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
@@ -63,6 +64,21 @@ def test_the_configuration_may_change_on_resume(tmp_path: Path) -> None:
     params = [event["values"] for event in read_events(tmp_path / EVENTS) if event["kind"] == "params"]
     assert [p["nemo_rl.logger.log_dir"] for p in params] == ["exp_001", "exp_002"]
     assert params[0]["nemo_rl.api_key"] == "[redacted]"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(None, "FINISHED"), (RuntimeError(), "FAILED"), (KeyboardInterrupt(), "KILLED")]
+)
+def test_finish_in_a_finally_tells_what_happened(tmp_path: Path, error: BaseException | None, status: str) -> None:
+    """As NeMo RL's controller calls it: no argument, on success and on failure."""
+    logger = TrackerLogger(RunTracker(tmp_path))
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):
+        try:
+            if error is not None:
+                raise error
+        finally:
+            logger.finish()
+    assert [event["status"] for event in read_events(tmp_path / EVENTS) if event["kind"] == "end"] == [status]
 
 
 def test_a_figure_becomes_an_artifact_and_a_broken_one_a_tag(tmp_path: Path) -> None:
