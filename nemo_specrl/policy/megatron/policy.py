@@ -189,7 +189,7 @@ class MegatronPolicy:
             mine, weights = chosen[:1], [np.zeros_like(w) for w in weights]
 
         def finish(batch: MicroBatch, hidden: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            draft = lesson.accumulate(batch, hidden) if lesson else {}
+            draft = lesson.after_forward(batch, hidden) if lesson else {}
             flat, _ = score_positions(self._model, at_responses(batch, hidden), batch.targets, self.law)
             logprobs, prepared, outside = loss_batch(rows, weights, batch, flat)
             loss, metrics = loss_fn(logprobs, prepared)
@@ -214,11 +214,11 @@ class MegatronPolicy:
         rows: Sequence[Row],
         weights: Sequence[float] | None = None,
         *,
-        hidden: dict[int, torch.Tensor] | None = None,
+        states: dict[int, torch.Tensor] | None = None,
     ) -> dict[str, float]:
         """One update of the draft head on one mini-batch, the policy untouched; returns its metrics `draft/*`.
 
-        `weights`: one per row, 1 by default. `hidden`: what `hidden_states` said of these very rows, which saves the
+        `weights`: one per row, 1 by default. `states`: what `head_states` said of these very rows, which saves the
         forward pass while the policy stays as it is."""
         chosen, masks = self._all_tokens(rows)
         if not chosen:
@@ -230,11 +230,24 @@ class MegatronPolicy:
         assert lesson is not None
         batches = batching.micro_batches(rows, mine, self.config.micro_batch_tokens, self.layout.device)
         with torch.no_grad():
-            if hidden is None or idle:
-                reports = run_pipeline(self._ddp, batches, lesson.accumulate, backward=False)
+            if states is None or idle:
+                reports = run_pipeline(self._ddp, batches, lesson.after_forward, backward=False)
             else:
-                reports = [lesson.accumulate(b, _padded(b, hidden)) for b in batches if self.layout.last_stage]
+                reports = [lesson.learn(b, _padded(b, states)) for b in batches if self.layout.last_stage]
         return lesson.end(self.layout.sum(reports))
+
+    def head_states(self, rows: Sequence[Row]) -> dict[int, torch.Tensor]:
+        """{row: [P + T - 1, H] hidden states before the final norm} of this replica's rows, for `train_head`; empty but
+        on the last stage."""
+        assert self.head is not None, "the policy was built without a head"
+        head = self.head
+
+        def finish(batch: MicroBatch, _hidden: torch.Tensor) -> dict[int, torch.Tensor]:
+            states = head.states(batch)
+            return {row: states[: batching.length_of(rows[row]), k].clone() for k, row in enumerate(batch.rows)}
+
+        with torch.no_grad():
+            return self._run(rows, finish)
 
     def head_agreement(self, rows: Sequence[Row]) -> dict[str, float]:
         """How well the head foresees these rollouts, teacher-forced, by draft position: see `agreement_report`."""
@@ -247,7 +260,9 @@ class MegatronPolicy:
             head.prepare(rows, mine)
             batches = batching.micro_batches(rows, mine, self.config.micro_batch_tokens, self.layout.device)
             with torch.no_grad():
-                reports = run_pipeline(self._ddp, batches, lambda b, h: head.compare(b, h, masks), backward=False)
+                reports = run_pipeline(
+                    self._ddp, batches, lambda b, _: head.compare(b, head.states(b), masks), backward=False
+                )
         return agreement_report(self.layout.sum(reports), head.config.depth)
 
     def snapshot_reference(self) -> None:

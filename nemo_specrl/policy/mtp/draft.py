@@ -1,8 +1,11 @@
 """The draft head as the policy holds it: network, optimizer and gradients of its own, beside the policy's graph.
 
 Hidden states, embeddings and the LM head come in without gradient and the head's backward pass is its own, so the
-policy's gradients are bit for bit what they are without a head. Every rank holds a `DraftHead`; the network lives on
-the last pipeline stage. Shapes: S positions, B rows, H hidden, N response tokens, U distinct token ids.
+policy's gradients are bit for bit what they are without a head. As MiMo's in vLLM, the head reads the policy's hidden
+states *before* the final norm; a hook on that norm keeps those of the micro-batch that was forwarded last.
+Every rank holds a `DraftHead`; the network lives on the last pipeline stage.
+
+Shapes: S positions, B rows, H hidden, N response tokens, U distinct token ids.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from megatron.core import parallel_state
 
 from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
+from nemo_specrl.policy.megatron import batching
 from nemo_specrl.policy.megatron.architecture import Architecture
 from nemo_specrl.policy.megatron.batching import MicroBatch, Tokens
 from nemo_specrl.policy.megatron.law import Law
@@ -65,8 +69,10 @@ class DraftHead:
                 replace(policy, lr=config.lr, clip_grad=config.clip_grad, weight_decay=0.0),
                 parallel_state.get_tensor_model_parallel_group(),
             )
+            model.decoder.final_layernorm.register_forward_pre_hook(self._keep)
         self._ids = np.zeros(0, dtype=np.int64)
         self._table = torch.zeros(0)
+        self._last: torch.Tensor | None = None
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """This rank's parameters by name; none but on the last stage."""
@@ -86,6 +92,16 @@ class DraftHead:
         self.prepare(rows, mine)
         return Lesson(self, events, events.idle() if idle else events)
 
+    def _keep(self, _norm: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._last = inputs[0].detach()
+
+    def states(self, batch: MicroBatch) -> torch.Tensor:
+        """[S, B, H] the policy's hidden states before the final norm, of the micro-batch just forwarded."""
+        assert self._last is not None, "a forward pass comes first"
+        last, self._last = self._last, None
+        padded = last.shape[1] == len(batch.rows) and last.shape[0] == batch.input_ids.shape[1]
+        return last if padded else batching.unpack(last, batch.cells)
+
     def prepare(self, rows: Sequence[Tokens], chosen: Sequence[int]) -> None:
         """Fetch the embeddings of the chosen rows' tokens. Collective over the pipeline's stages: the first holds the
         embedding, the last needs it, and the distinct tokens of a mini-batch are far fewer than the vocabulary."""
@@ -101,24 +117,23 @@ class DraftHead:
                 group = parallel_state.get_pipeline_model_parallel_group()
                 dist.broadcast(self._table, dist.get_global_rank(group, 0), group=group)
 
-    def accumulate(self, batch: MicroBatch, hidden: torch.Tensor, events: Events) -> dict[str, torch.Tensor]:
-        """Add the gradients of one micro-batch. `hidden` [S, B, H] is the final norm's, with or without a graph, which
-        is left alone. Returns weighted sums for `Lesson.end`."""
+    def accumulate(self, batch: MicroBatch, states: torch.Tensor, events: Events) -> dict[str, torch.Tensor]:
+        """Add the gradients of one micro-batch of `states` [S, B, H]. Returns weighted sums for `Lesson.end`."""
         weights = events.flat(batch)
         with torch.enable_grad():
             sums = [
                 distil(student, teacher, self._lm_head, weight, self.law, self.config.topk)
-                for student, teacher, weight in self._pairs(batch, hidden.detach(), weights)
+                for student, teacher, weight in self._pairs(batch, states, weights)
             ]
             torch.stack(sums).sum().backward()  # type: ignore[no-untyped-call]
         return {f"{_KL}{d}": s.detach() for d, s in enumerate(sums, start=1)}
 
-    def compare(self, batch: MicroBatch, hidden: torch.Tensor, masks: Sequence[FloatArray]) -> dict[str, torch.Tensor]:
+    def compare(self, batch: MicroBatch, states: torch.Tensor, masks: Sequence[FloatArray]) -> dict[str, torch.Tensor]:
         """Sums over events of one micro-batch for `agreement_report`."""
         weights = Events.of(masks, None, self.config.depth, 1.0).flat(batch)
         sums = {}
         with torch.no_grad():
-            for d, (student, teacher, weight) in enumerate(self._pairs(batch, hidden, weights), start=1):
+            for d, (student, teacher, weight) in enumerate(self._pairs(batch, states, weights), start=1):
                 sums[f"n_{d}"] = torch.tensor(float(len(weight)))
                 total = agreement(student, teacher, self._lm_head, self.law).sum(dim=0)
                 sums |= {f"{what}_{d}": x for what, x in zip(("sampled", "greedy", "top1"), total, strict=True)}
@@ -168,24 +183,28 @@ class DraftHead:
         return weight.detach()  # type: ignore[no-any-return]
 
     def _pairs(
-        self, batch: MicroBatch, hidden: torch.Tensor, weights: torch.Tensor
+        self, batch: MicroBatch, states: torch.Tensor, weights: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """For each depth: the head's and the policy's hidden states at the events with a weight, and the weights."""
+        """For each depth: the head's and the policy's final-norm hidden states at the events with a weight, and the
+        weights."""
         assert self.network is not None
         where = np.searchsorted(self._ids, batch.input_ids.cpu().numpy()).clip(max=len(self._ids) - 1)
         embedded = self._table[torch.from_numpy(where).to(self._table.device)].transpose(0, 1)
-        flat, pairs = hidden.flatten(0, 1), []
-        for d, output in enumerate(self.network(embedded, hidden, len(weights)), start=1):
+        flat, pairs = states.flatten(0, 1), []
+        for d, output in enumerate(self.network(embedded, states, len(weights)), start=1):
             counted = weights[d - 1] > 0
             teacher = batch.select[counted]
             student = teacher - d * len(batch.rows)  # [S, B] flattened: d positions earlier
-            pairs.append((output.flatten(0, 1)[student], flat[teacher], weights[d - 1][counted]))
+            with torch.no_grad():
+                normed = self._model.decoder.final_layernorm(flat[teacher])
+            pairs.append((output.flatten(0, 1)[student], normed, weights[d - 1][counted]))
+        self._last = None
         return pairs
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One update of the head: `accumulate` each micro-batch, then `end`."""
+    """One update of the head: `after_forward` of each micro-batch (or `learn` from states at hand), then `end`."""
 
     head: DraftHead
     events: Events
@@ -193,9 +212,13 @@ class Lesson:
     mine: Events
     """The same, or at weight 0 where this replica has no rows."""
 
-    def accumulate(self, batch: MicroBatch, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def after_forward(self, batch: MicroBatch, _hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Learn from the policy's forward pass of this micro-batch, which has just been made."""
+        return self.learn(batch, self.head.states(batch))
+
+    def learn(self, batch: MicroBatch, states: torch.Tensor) -> dict[str, torch.Tensor]:
         """See `DraftHead.accumulate`."""
-        return self.head.accumulate(batch, hidden, self.mine)
+        return self.head.accumulate(batch, states, self.mine)
 
     def end(self, sums: dict[str, float]) -> dict[str, float]:
         """Update the head; `sums` over all micro-batches and replicas lose what is the head's. Collective.

@@ -1,8 +1,10 @@
 """The head's network, in MiMo's layout (vLLM's mimo_mtp): norms, a projection, one transformer layer, a norm.
 
-At position t it takes the policy's hidden state there and the embedding of token t + 1; the shared LM head makes of its
-output the law of token t + 2. Applied to its own output and the next token it goes one further, and so on.
-It lives on the last pipeline stage. Shapes: S positions, B rows, H hidden.
+At position t it takes the policy's hidden state there (before the final norm, as vLLM's MiMo hands it out) and the
+embedding of token t + 1; the shared LM head makes of its output the law of token t + 2. Applied to its own output and
+the next token it goes one further, and so on. It lives on the last pipeline stage.
+
+Shapes: S positions, B rows, H hidden, D head size.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class MtpHead(torch.nn.Module):
         self.to(device=layout.device, dtype=compute_dtype(config, layout.device))
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, depth: int) -> list[torch.Tensor]:
-        """([S, B, H] embeddings of the inputs, [S, B, H] final-norm hidden states) -> [S, B, H] for each depth.
+        """([S, B, H] embeddings of the inputs, [S, B, H] hidden states) -> [S, B, H] for each depth.
 
         Entry d - 1 at position t has used the tokens up to t + d; past the end of a row it means nothing."""
         attention: Any = self.layer.self_attention.core_attention
