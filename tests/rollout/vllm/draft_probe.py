@@ -1,6 +1,7 @@
 """An in-process vLLM that records what its drafter computes: `python -m tests.rollout.vllm.draft_probe JSON`.
 
-In a process of its own, since one process holds one engine. JSON: model, head, layout, k, work (a folder), out.
+In a process of its own, since one process holds one engine. JSON: model, head, layout, k, work (a folder), out; and
+refit_model, refit_head: folders whose weights are loaded by a refit in small chunks before anything is generated.
 Writes `out` (.npz): per decoding step the number of known tokens, the k drafts [k] and their logits [k, V]; and all
 tokens of the sequence.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,31 @@ import numpy as np
 
 PROMPT = [5, 17, 9, 44, 101, 23, 8]
 NEW_TOKENS = 24
+
+
+def refit(llm: Any, served: Any, folders: list[Path]) -> None:
+    """The trunk's and the head's tensors, shuffled into chunks of a few kB: no layer arrives whole."""
+    from safetensors.torch import load_file
+
+    from nemo_specrl.rollout.vllm import transfer
+
+    weights = [item for folder in folders for file in folder.glob("*.safetensors") for item in load_file(file).items()]
+    order = np.random.default_rng(0).permutation(len(weights))
+    stream = served.complete([weights[i] for i in order])
+    with transfer.private_folder() as folder, ThreadPoolExecutor() as pool:
+        reports = pool.submit(llm.collective_rpc, "specrl_refit", args=(str(folder), 1))
+        sent = transfer.send(stream, folder, ranks=1, alive=lambda: check(reports), chunk_bytes=5000)
+        (report,) = reports.result()
+    assert set(report["names"]) == sent
+    assert report["problems"] == [], report["problems"]
+    assert report["proved"]["head"] == sum("mtp_layers" in name for name in sent), (
+        "every tensor of the head was compared"
+    )
+
+
+def check(reports: Future[Any]) -> None:
+    if reports.done():
+        raise RuntimeError(f"ended early: {reports.result()}")
 
 
 def main(job: dict[str, Any]) -> None:
@@ -36,6 +63,8 @@ def main(job: dict[str, Any]) -> None:
             served.model, config, drafter, max_length=128, seed=0, cpu=True, served=served.speculative
         )
     )
+    if "refit_model" in job:
+        refit(llm, served, [Path(job["refit_model"]), Path(job["refit_head"])])
     engine = llm.llm_engine
     proposer = engine.model_executor.driver_worker.worker.model_runner.drafter
     logits: list[Any] = []

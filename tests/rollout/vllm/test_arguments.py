@@ -28,13 +28,23 @@ def test_off_means_no_speculation() -> None:
             DrafterConfig(method="eagle3", speculative_config={"model": "head", "draft_tensor_parallel_size": 1}),
             {"method": "eagle3", "model": "head", "num_speculative_tokens": 4, "draft_tensor_parallel_size": 1},
         ),
-        (DrafterConfig(method="mtp", rejection_sample_method="block"), {"rejection_sample_method": "block"}),
+        (DrafterConfig(method="mtp"), {"method": "mtp", "draft_sample_method": "probabilistic"}),
+        (
+            DrafterConfig(method="mtp", speculative_config={"draft_sample_method": "greedy"}),
+            {"draft_sample_method": "greedy"},
+        ),
     ],
 )
 def test_drafters_become_speculative_configs(drafter: DrafterConfig, expected: dict[str, object]) -> None:
     config = speculative_config(drafter)
     assert config is not None
     assert expected.items() <= config.items()
+
+
+def test_a_served_head_decides_how_it_is_driven_and_block_knows_argmax_drafts_only() -> None:
+    served = {"method": "eagle", "model": "folder"}
+    config = speculative_config(DrafterConfig(method="mtp", rejection_sample_method="block"), served)
+    assert config == served | {"num_speculative_tokens": 4, "rejection_sample_method": "block"}
 
 
 def test_arguments_on_a_cpu_and_on_a_gpu() -> None:

@@ -11,31 +11,36 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rollout.vllm.mtp_reference import MtpReference, trunk_hidden
-from tests.rollout.vllm.tiny import model_and_head
+from tests.rollout.vllm.mtp_reference import MtpReference, random_head, trunk_hidden
+from tests.rollout.vllm.tiny import model_and_head, tiny_model, write
 
 pytestmark = pytest.mark.engine
 
 CASES = [
-    ("llama", "mimo", False, 3),
-    ("llama", "eagle", True, 2),
-    ("qwen2", "mimo", True, 1),
-    ("qwen2", "eagle", False, 3),
-    ("qwen3", "eagle", False, 3),
-    ("qwen3", "eagle", True, 1),
+    ("llama", "mimo", True, 3, True),
+    ("llama", "eagle", False, 2, False),
+    ("qwen2", "mimo", False, 1, False),
+    ("qwen2", "eagle", True, 2, True),
+    ("qwen3", "eagle", False, 3, True),
 ]
 
 
-@pytest.mark.parametrize(("family", "layout", "tied", "k"), CASES)
+@pytest.mark.parametrize(("family", "layout", "tied", "k", "refitted"), CASES)
 def test_the_engines_draft_logits_are_the_references(
-    family: str, layout: str, tied: bool, k: int, tmp_path: Path
+    family: str, layout: str, tied: bool, k: int, refitted: bool, tmp_path: Path
 ) -> None:
+    """Once with the weights that it was started with, once with others that a refit has brought."""
     torch.set_num_threads(1)
     model, head, folder, head_folder = model_and_head(family, tmp_path, tied=tied)
     out = tmp_path / "out.npz"
     job = {"model": folder, "head": head_folder, "layout": layout, "k": k, "work": tmp_path / "served", "out": out}
+    if refitted:
+        model = tiny_model(family, tied=tied, seed=1)
+        head = random_head(model, seed=1)
+        (tmp_path / "new").mkdir()
+        job["refit_model"], job["refit_head"] = write(model, head, tmp_path / "new")
     command = [sys.executable, "-m", "tests.rollout.vllm.draft_probe", json.dumps(job, default=str)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert out.exists(), ran.stderr[-3000:]
     got = np.load(out)
     tokens = got["tokens"].tolist()

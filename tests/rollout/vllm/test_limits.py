@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,3 +137,47 @@ def test_importing_needs_neither_vllm_nor_torch() -> None:
         "assert not {'torch', 'vllm'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "draft_model", "medusa", "dflash", "a_new_one"])
+def test_drafters_that_go_stale_need_leave(method: str) -> None:
+    with pytest.raises(ValueError, match="frozen=true"):
+        check(drafter=DrafterConfig(method=method))
+    check(drafter=DrafterConfig(method=method, frozen=True))
+
+
+def test_an_mtp_head_is_drafter_head_and_nothing_else() -> None:
+    for key in ("model", "draft_tensor_parallel_size"):
+        with pytest.raises(ValueError, match=rf"speculative_config\.{key}"):
+            check(drafter=DrafterConfig(method="mtp", speculative_config={key: 1}))
+    with pytest.raises(ValueError, match="top_k=0"):
+        check(sampling=SamplingConfig(top_k=5), drafter=DrafterConfig(method="mtp"))
+
+
+POLICY = {"max_position_embeddings": 512, "vocab_size": 100, "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        ({"max_position_embeddings": 128}, "128 positions"),
+        ({"vocab_size": 90}, "90 tokens"),
+        ({"rope_theta": 1e4}, "rotary"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rotary"),
+        ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, None),
+        ({}, None),
+    ],
+)
+def test_a_draft_models_limits_are_the_policys(tmp_path: Path, draft: dict[str, Any], message: str | None) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(POLICY | draft))
+    drafter = DrafterConfig(method="eagle3", frozen=True, speculative_config={"model": str(tmp_path)})
+    if message is None:
+        limits.check_draft_model(drafter, POLICY, max_length=256)
+    else:
+        with pytest.raises(ValueError, match=message):
+            limits.check_draft_model(drafter, POLICY, max_length=256)
+
+
+def test_a_draft_model_on_the_hub_or_none_is_left_to_vllm() -> None:
+    for extra in ({}, {"model": "some/hub-name"}):
+        limits.check_draft_model(DrafterConfig(method="draft_model", speculative_config=extra), POLICY, max_length=9)

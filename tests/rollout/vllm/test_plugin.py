@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -8,10 +9,14 @@ import pytest
 import torch
 
 from nemo_specrl.rollout.vllm import plugin
+from nemo_specrl.rollout.vllm.draft_folder import DRAFT_CLASS, TRUNKS
 
 
 def upstream(x: Any, cu_num_tokens: Any, num_tokens: Any, replace_from: int = 0, replace_to: int = 0) -> None:
     """The signature that the patch was written for."""
+
+
+REGISTERED: dict[str, str] = {}
 
 
 @pytest.fixture
@@ -20,7 +25,9 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("vllm.v1.sample.rejection_sampler")
     module.expand_batch_to_tokens = upstream  # type: ignore[attr-defined]
     platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    vllm = ModuleType("vllm")
+    vllm.ModelRegistry = SimpleNamespace(register_model=REGISTERED.__setitem__)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
     monkeypatch.setitem(sys.modules, "vllm.v1", ModuleType("vllm.v1"))
     monkeypatch.setitem(sys.modules, "vllm.v1.sample", SimpleNamespace(rejection_sampler=module))
@@ -33,6 +40,15 @@ def test_the_function_is_replaced_once_and_again(sampler: ModuleType) -> None:
     plugin.register()
     plugin.register()
     assert sampler.expand_batch_to_tokens is plugin.expand_batch_to_tokens
+
+
+def test_our_models_are_registered_by_name(sampler: ModuleType) -> None:
+    plugin.register()
+    assert set(REGISTERED) == {DRAFT_CLASS, *TRUNKS.values()}
+    source = (Path(plugin.__file__).parent / "draft_model.py").read_text()
+    for name, where in REGISTERED.items():
+        assert where == f"nemo_specrl.rollout.vllm.draft_model:{name}"
+        assert f"class {name}(" in source, "vLLM imports it by this name, and only when it is used"
 
 
 def test_the_variable_leaves_vllm_as_it_is(sampler: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,113 @@
+"""A real engine with an MTP head: the law stays the policy's, a refit brings the head along, and a missing one is told.
+
+The statistic and its error level are test_speculation.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_specrl.config.drafter import DrafterConfig
+from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+from nemo_specrl.rollout.engine import Completion, GenerationRequest, StaleEngineError
+from nemo_specrl.rollout.vllm.engine import VllmEngine
+from tests.rollout.vllm.law import EOS, MAX_LENGTH
+from tests.rollout.vllm.mtp_reference import random_head
+from tests.rollout.vllm.test_speculation import CRITICAL, statistic_and_error
+from tests.rollout.vllm.tiny import model_and_head, tiny_model
+
+pytestmark = pytest.mark.engine
+MTP = DrafterConfig(method="mtp", num_draft_tokens=2)
+
+
+@dataclass
+class Running:
+    engine: VllmEngine
+    model: Any
+    """Another policy than the engine was started with, and its head."""
+    head: dict[str, torch.Tensor]
+
+    def weights(self, *, head: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.model.state_dict().items()
+        if head:
+            yield from self.head.items()
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp(request.param)
+    _, _, model_folder, head_folder = model_and_head(request.param, folder)
+    model = tiny_model(request.param, seed=1)
+    config = EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64)
+    with VllmEngine(
+        model_folder,
+        config,
+        SamplingConfig(),
+        MTP,
+        max_length=MAX_LENGTH,
+        seed=0,
+        eos_token_ids=[EOS],
+        log=folder / "engine.log",
+        head=head_folder,
+    ) as engine:
+        yield Running(engine, model, random_head(model, seed=1))
+
+
+def requests(n: int) -> list[GenerationRequest]:
+    prompt = np.random.default_rng(0).permutation(np.arange(2, 128)).astype(np.int32)[:40]
+    return [GenerationRequest(prompt, prompt[:0], 6, seed) for seed in range(n)]
+
+
+def test_after_a_refit_the_law_is_the_new_policys_and_drafts_are_accepted(running: Running) -> None:
+    running.engine.refit(running.weights(), version=1)
+    batch = requests(400)
+    got = running.engine.generate(batch, topk=3)
+    counters = running.engine.counters()
+    assert counters.drafts > 500
+    assert 0 < counters.accepted == sum(counters.accepted_per_position)
+    statistic, worst = statistic_and_error(running.model, batch, got)
+    print(f"statistic {statistic:.0f}, worst log-probability error {worst:.1e}, {counters}")
+    assert statistic < CRITICAL
+    assert worst < 1e-3
+
+
+def test_sampled_drafts_depend_on_the_version_alone(running: Running) -> None:
+    def drawn(version: int) -> list[Completion]:
+        running.engine.refit(running.weights(), version=version)
+        return running.engine.generate(requests(20))
+
+    first, second = drawn(2), drawn(2)
+    assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(first, second, strict=True))
+
+
+def test_a_head_that_does_not_arrive_is_a_stale_engine(running: Running) -> None:
+    with pytest.raises(StaleEngineError, match=r"not sent, e\.g\. model\.mtp_layers"):
+        running.engine.refit(running.weights(head=False), version=3)
+    part = [(n, t) for n, t in running.weights() if "mtp_layers.0.mlp.up_proj" not in n]
+    with pytest.raises(StaleEngineError, match="up_proj"):
+        running.engine.refit(part, version=3)
+    running.engine.refit(running.weights(), version=4)
+    assert running.engine.version == 4
+
+
+def test_a_head_needs_drafter_mtp_and_the_other_way_round(tmp_path: Path) -> None:
+    _, _, model_folder, head_folder = model_and_head("llama", tmp_path)
+    for drafter, head in ((DrafterConfig(), head_folder), (MTP, None)):
+        with pytest.raises(ValueError, match="needs a head"):
+            VllmEngine(
+                model_folder,
+                EngineConfig(),
+                SamplingConfig(),
+                drafter,
+                max_length=MAX_LENGTH,
+                seed=0,
+                eos_token_ids=[EOS],
+                log=tmp_path / "log",
+                head=head,
+            )
