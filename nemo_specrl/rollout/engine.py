@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 from nemo_specrl.types import FinishReason, FloatArray, IntArray, Rollout, TopK
@@ -26,6 +27,39 @@ class GenerationRequest:
     """This request's own sampler seed."""
 
 
+@dataclass(frozen=True)
+class SpecCounters:
+    """Speculation counters, of the engine since it started or of one request; take differences and sums, and ratios of
+    sums only."""
+
+    drafts: int = 0
+    """Decoding steps of a request that carried a draft."""
+    drafted: int = 0
+    """Draft tokens proposed."""
+    accepted: int = 0
+    """Draft tokens accepted."""
+    accepted_per_position: tuple[int, ...] = field(default=())
+    """Accepted at draft position 0, 1, ..."""
+
+    def __add__(self, other: SpecCounters) -> SpecCounters:
+        positions = zip_longest(self.accepted_per_position, other.accepted_per_position, fillvalue=0)
+        return SpecCounters(
+            self.drafts + other.drafts,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            tuple(a + b for a, b in positions),
+        )
+
+    def __sub__(self, earlier: SpecCounters) -> SpecCounters:
+        before = earlier.accepted_per_position + (0,) * len(self.accepted_per_position)
+        return SpecCounters(
+            self.drafts - earlier.drafts,
+            self.drafted - earlier.drafted,
+            self.accepted - earlier.accepted,
+            tuple(a - b for a, b in zip(self.accepted_per_position, before, strict=False)),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """New tokens of one request, with the engine's log-probabilities under the sampling law."""
@@ -37,29 +71,8 @@ class Completion:
     finish_reason: FinishReason
     topk: TopK | None = None
     """[M, K] the law's top candidates, where asked for."""
-
-
-@dataclass(frozen=True)
-class SpecCounters:
-    """Speculation counters since the engine started; take differences, and ratios of sums only."""
-
-    drafts: int = 0
-    """Decoding steps of a request that carried a draft."""
-    drafted: int = 0
-    """Draft tokens proposed."""
-    accepted: int = 0
-    """Draft tokens accepted."""
-    accepted_per_position: tuple[int, ...] = field(default=())
-    """Accepted at draft position 0, 1, ..."""
-
-    def __sub__(self, earlier: SpecCounters) -> SpecCounters:
-        before = earlier.accepted_per_position + (0,) * len(self.accepted_per_position)
-        return SpecCounters(
-            self.drafts - earlier.drafts,
-            self.drafted - earlier.drafted,
-            self.accepted - earlier.accepted,
-            tuple(a - b for a, b in zip(self.accepted_per_position, before, strict=False)),
-        )
+    spec: SpecCounters | None = None
+    """Speculation in this request alone; None where the engine does not count it."""
 
 
 class StaleEngineError(RuntimeError):

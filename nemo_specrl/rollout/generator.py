@@ -30,6 +30,8 @@ class RolloutBatch:
     rollouts: list[Rollout] = field(default_factory=list)
     stats: ReuseStats = field(default_factory=ReuseStats)
     spec: SpecCounters = field(default_factory=SpecCounters)
+    row_spec: list[SpecCounters | None] = field(default_factory=list)
+    """Of each rollout; None where nothing was generated, or the engine does not count it."""
     verify_s: float = 0.0
     """Seconds of the verification pass."""
     plan_s: float = 0.0
@@ -96,6 +98,7 @@ class RolloutGenerator:
             for plan, draft, check, tail in zip(plans, drafts, verified, tails, strict=True):
                 rollout = prefix_reuse.assemble(plan, tail, version=version)
                 batch.rollouts.append(rollout)
+                batch.row_spec.append(tail.spec if tail else None)
                 batch.stats += ReuseStats.of(draft, check, rollout, plan)
             batch.plan_s = looked_up - start + time.perf_counter() - begun - batch.generate_s
         return self.share_batch(batch)

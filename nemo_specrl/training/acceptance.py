@@ -1,8 +1,11 @@
-"""The alarm on a draft head's acceptance."""
+"""Acceptance of drafts: the alarm when a head's falls, and the split by reward."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from nemo_specrl.rollout.engine import SpecCounters
 from nemo_specrl.speculation.lossless import Verdict
@@ -41,3 +44,17 @@ class AcceptanceFloor:
             return Verdict("pass", f"{text}.", {})
         text += f", below drafter.head.acceptance_floor={self.floor:g} for {self.below} step(s) in a row. {CAUSES}."
         return Verdict("fail" if self.patience and self.below >= self.patience else "warn", text, {})
+
+
+def acceptance_by_reward(
+    rows: Sequence[SpecCounters | None], values: np.ndarray, valid: np.ndarray
+) -> dict[str, float]:
+    """Raw counters `spec/{drafts,drafted,accepted}_{rewarded,unrewarded}` over rollouts with a positive reward and with
+    none; rollouts whose reward is not `valid`, or whose drafts were not counted, are left out."""
+    metrics: dict[str, float] = {}
+    for name, chosen in (("rewarded", valid & (values > 0)), ("unrewarded", valid & ~(values > 0))):
+        total = sum((row for row, wanted in zip(rows, chosen, strict=True) if row and wanted), SpecCounters())
+        if total.drafts:
+            counts = {"drafts": total.drafts, "drafted": total.drafted, "accepted": total.accepted}
+            metrics |= {f"spec/{what}_{name}": float(count) for what, count in counts.items()}
+    return metrics

@@ -14,6 +14,7 @@ from nemo_specrl.policy.base import Row
 from nemo_specrl.rewards import RewardResult
 from nemo_specrl.speculation.prefix_reuse import behaviour_logprobs
 from nemo_specrl.speculation.verifier import Sums
+from nemo_specrl.training.acceptance import acceptance_by_reward
 from nemo_specrl.training.gate import check_acceptance, run_canary
 from nemo_specrl.training.parts import Parts
 from nemo_specrl.training.plan import StepPlan
@@ -75,7 +76,7 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
         valid = np.array([r.valid for r in rewards])
         with clock.phase("update"):
             say("update")
-            trained = update(parts, rollouts, values, valid)
+            trained = update(parts, rollouts, values, valid, step=plan.step)
         if is_main():
             for rollout in rollouts:
                 parts.cache.put(rollout, plan.epoch)
@@ -83,8 +84,9 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
     clock.seconds |= {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
     clock.seconds["rollout"] = batch.verify_s + batch.plan_s + batch.generate_s
     metrics: dict[str, float] = {f"time/{name}_s": seconds for name, seconds in clock.seconds.items()}
-    metrics |= {f"train/{name}": value for name, value in trained.items()}
+    metrics |= {name if name.startswith("draft/") else f"train/{name}": value for name, value in trained.items()}
     metrics |= batch.metrics() | entropy | canary | reward_metrics(values, valid, rollouts)
+    metrics |= acceptance_by_reward(batch.row_spec, values, valid)
     metrics |= {"train/epoch": plan.epoch, "train/policy_version": policy.version}
     return StepResult(metrics, prompts, rollouts, rewards)
 
@@ -126,9 +128,14 @@ def with_policy_logprobs(
     return out, metrics
 
 
-def update(parts: Parts, rollouts: Sequence[Rollout], values: np.ndarray, valid: np.ndarray) -> dict[str, float]:
-    """`updates_per_step` optimizer updates on mini-batches of whole groups; the mean of their metrics."""
+def update(
+    parts: Parts, rollouts: Sequence[Rollout], values: np.ndarray, valid: np.ndarray, *, step: int
+) -> dict[str, float]:
+    """`updates_per_step` optimizer updates on mini-batches of whole groups, of the draft head, too, in every
+    `drafter.head.every`-th step; the mean of their metrics."""
     config, reuse = parts.run.algorithm, parts.run.reuse
+    every = parts.run.drafter.head.every
+    learns = parts.policy.head is not None and every > 0 and step % every == 0
     reference = None
     if config.kl_coef > 0:
         scores = parts.policy.score([Row(r.prompt_ids, r.token_ids) for r in rollouts], reference=True)
@@ -149,7 +156,8 @@ def update(parts: Parts, rollouts: Sequence[Rollout], values: np.ndarray, valid:
             ],
             ref_logprobs=None if reference is None else [reference[i] for i in batch],
         )
-        results.append(parts.policy.update(rows, loss, loss_level=config.loss_level))
+        weights = [1.0] * len(rows) if learns else None
+        results.append(parts.policy.update(rows, loss, loss_level=config.loss_level, head_weights=weights))
     names = set().union(*results)
     return {name: float(np.mean([r[name] for r in results if name in r])) for name in sorted(names)}
 

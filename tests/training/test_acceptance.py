@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from nemo_specrl.rollout.engine import SpecCounters
-from nemo_specrl.training.acceptance import MIN_DRAFTS, AcceptanceFloor
+from nemo_specrl.training.acceptance import MIN_DRAFTS, AcceptanceFloor, acceptance_by_reward
 
 
 def counters(accepted: int, drafts: int = 100) -> SpecCounters:
@@ -38,3 +39,24 @@ def test_no_floor_no_alarm_and_no_patience_no_error() -> None:
 
 def test_drafts_that_were_never_accepted_have_no_positions() -> None:
     assert AcceptanceFloor(0.1, patience=1).verdict(SpecCounters(50, 100, 0)).status == "fail"
+
+
+def test_acceptance_is_split_by_reward_over_counted_and_valid_rollouts() -> None:
+    rows = [
+        SpecCounters(4, 8, 6, (4, 2)),
+        SpecCounters(5, 10, 1, (1,)),
+        None,
+        SpecCounters(2, 4, 3),
+        SpecCounters(9, 9, 9),
+    ]
+    values = np.array([1.0, 0.0, 1.0, 0.5, 1.0])
+    valid = np.array([True, True, True, True, False])
+    assert acceptance_by_reward(rows, values, valid) == {
+        "spec/drafts_rewarded": 6,
+        "spec/drafted_rewarded": 12,
+        "spec/accepted_rewarded": 9,
+        "spec/drafts_unrewarded": 5,
+        "spec/drafted_unrewarded": 10,
+        "spec/accepted_unrewarded": 1,
+    }
+    assert acceptance_by_reward([None] * 5, values, valid) == {}

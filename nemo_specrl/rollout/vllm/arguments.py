@@ -47,8 +47,10 @@ def llm_arguments(
     seed: int,
     cpu: bool,
     served: Mapping[str, Any] | None = None,
+    count_requests: bool = False,
 ) -> dict[str, Any]:
-    """Keyword arguments of vllm.LLM. `max_length`: longest prompt + response, tokens. `served`: see above."""
+    """Keyword arguments of vllm.LLM. `max_length`: longest prompt + response, tokens. `served`: see above.
+    `count_requests`: vLLM can count speculation for each request."""
     arguments: dict[str, Any] = {
         "model": str(model_folder),
         "skip_tokenizer_init": True,  # token ids in, token ids out
@@ -68,6 +70,8 @@ def llm_arguments(
     }
     if config := speculative_config(drafter, served):
         arguments["speculative_config"] = config
+        if count_requests:
+            arguments["per_request_spec_decode_metrics"] = "summary"
     if cpu:
         arguments |= {
             "kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30),

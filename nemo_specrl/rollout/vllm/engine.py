@@ -92,6 +92,7 @@ class VllmEngine:
             seed=seed,
             cpu=vllm.cpu,
             served=self._served.speculative,
+            count_requests=vllm.counts_requests,
         )
         law = arguments.sampling_arguments(sampling, tuple(eos_token_ids))
         try:

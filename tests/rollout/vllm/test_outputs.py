@@ -88,3 +88,15 @@ def test_counters_add_up_over_engines() -> None:
     ]
     assert counters(engine + engine) == SpecCounters(6, 12, 8, (6, 2))
     assert counters([]) == SpecCounters()
+
+
+def test_a_requests_own_speculation_from_its_histogram() -> None:
+    out = output([7], [7], [-1.0])
+    assert completion(out, topk=0).spec is None, "versions that don't count it"
+    out.outputs[0].spec_decode_metrics = SimpleNamespace(histogram=[5, 3, 2], num_draft_tokens=20)
+    got = completion(out, topk=0).spec
+    assert got == SpecCounters(drafts=10, drafted=20, accepted=7, accepted_per_position=(5, 2))
+
+
+def test_counters_of_requests_add_up_whatever_their_depths() -> None:
+    assert SpecCounters(1, 2, 1, (1,)) + SpecCounters(3, 6, 3, (2, 1)) == SpecCounters(4, 8, 4, (3, 1))
