@@ -30,7 +30,7 @@ class Curve:
 def arm_curves(arms: Mapping[str, Sequence[RunHistory]], key: str) -> dict[str, list[Curve]]:
     """Alignment -> one curve per arm that recorded the metric; empty if none did."""
     charts: dict[str, list[Curve]] = {}
-    for align in ALIGNMENTS:
+    for align in (*ALIGNMENTS, "entropy") if key.startswith(("spec/", "draft/")) else ALIGNMENTS:
         curves = [c for arm, runs in arms.items() if (c := _mean_curve(arm, runs, key, align)) is not None]
         if curves:
             charts[align] = curves
@@ -44,9 +44,10 @@ def _mean_curve(arm: str, runs: Sequence[RunHistory], key: str, align: str) -> C
     points: list[tuple[Column, Column]] = []
     for run in runs:
         x, y = axis(run, align), curve(run, key)
-        known = ~np.isnan(y)
+        known = ~np.isnan(x) & ~np.isnan(y)
         if known.any():
-            points.append((x[known], y[known]))
+            order = np.argsort(x[known], kind="stable")
+            points.append((x[known][order], y[known][order]))
     if not points:
         return None
     start, end = max(float(x[0]) for x, _ in points), min(float(x[-1]) for x, _ in points)

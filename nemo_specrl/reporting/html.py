@@ -18,8 +18,13 @@ READING = (
     "pairs of seeds. Speedups are baseline / arm. A difference is claimed only where its interval leaves no room for "
     "none, and never from one seed. Bands in the charts are the range over seeds. Blank: not recorded."
 )
-X_LABELS = {"step": "step", "time": "seconds of training", "tokens": "response tokens generated"}
-_TABS = {"step": "by step", "time": "by time", "tokens": "by tokens"}
+X_LABELS = {
+    "step": "step",
+    "time": "seconds of training",
+    "tokens": "response tokens generated",
+    "entropy": "policy entropy, nats",
+}
+_TABS = {"step": "by step", "time": "by time", "tokens": "by tokens", "entropy": "by entropy"}
 
 
 def comparison_page(comparison: Comparison) -> str:

@@ -16,6 +16,8 @@ Better: TypeAlias = Literal["higher", "lower", "neither"]
 STAGES = ("verify", "plan", "generate", "reward", "logprob", "update", "refit")
 """What a step's time is made of: `time/<stage>_s`."""
 ALIGNMENTS = ("step", "time", "tokens")
+POSITIONS = 4
+"""Draft positions that get a curve of their own."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,12 @@ def mean(history: RunHistory, key: str) -> float | None:
 
 
 def axis(history: RunHistory, align: str) -> Column:
-    """[S] where each step ends: step number, seconds of training so far, or response tokens generated so far."""
+    """[S] where each step ends: step number, seconds of training so far, or response tokens generated so far. And for
+    drafts, the policy's `entropy` in the step, nats, which bounds what can be accepted; it goes up and down."""
     if align == "step":
         return history.steps.astype(np.float64)
+    if align == "entropy":
+        return history.column("rollout/entropy")
     key = {"time": "time/step_s", "tokens": "rollout/new_tokens"}[align]
     return np.cumsum(np.nan_to_num(history.column(key)))
 
@@ -198,18 +203,26 @@ CURVES: Mapping[str, str] = {
     "time/rollout_s": "rollout seconds per step",
     "rollout/reused_share": "share of response tokens reused",
     "spec/acceptance": "share of draft tokens accepted",
+    "spec/length": "tokens per drafting step",
+    "spec/length_rewarded": "tokens per drafting step, rewarded rollouts",
+    "spec/length_unrewarded": "tokens per drafting step, rollouts without reward",
+    **{f"spec/share_pos_{i}": f"drafts accepted up to position {i + 1}" for i in range(POSITIONS)},
+    **{f"draft/agreement_pos_{i}": f"acceptance expected of the head, position {i + 1}" for i in range(POSITIONS)},
+    "draft/loss": "loss of the draft head",
     "rollout/entropy": "policy entropy, nats",
     "reuse/tv": "total variation, old against new policy",
     "gate/logprob_gap": "log-prob gap, engine against trainer",
     "rollout/length_mean": "mean response length, tokens",
 }
-"""Metric, or one of the two derived shares -> its chart's title."""
+"""Metric, or a share derived from counters -> its chart's title."""
 
 KEYS = frozenset(
     {f"time/{stage}_s" for stage in (*STAGES, "step", "rollout")}
     | {"rollout/new_tokens", "rollout/reused_tokens", "rollout/entropy", "rollout/length_mean", "train/epoch"}
     | {"reward/mean", "gate/logprob_gap", "reuse/tv", "reuse/full", "reuse/partial", "reuse/none"}
-    | {"spec/drafts", "spec/drafted", "spec/accepted"}
+    | {f"spec/{what}{of}" for what in ("drafts", "drafted", "accepted") for of in ("", "_rewarded", "_unrewarded")}
+    | {f"spec/accepted_pos_{i}" for i in range(POSITIONS)}
+    | {"draft/loss", *(f"draft/agreement_pos_{i}" for i in range(POSITIONS))}
 )
 """All that a comparison reads of a run."""
 
@@ -222,4 +235,9 @@ def curve(history: RunHistory, key: str) -> Column:
             return reused / (reused + history.column("rollout/new_tokens"))
         if key == "spec/acceptance":
             return history.column("spec/accepted") / history.column("spec/drafted")
+        if key.startswith("spec/length"):
+            of = key.removeprefix("spec/length")
+            return 1.0 + history.column(f"spec/accepted{of}") / history.column(f"spec/drafts{of}")
+        if key.startswith("spec/share_pos_"):
+            return history.column(key.replace("share", "accepted")) / history.column("spec/drafts")
     return history.column(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -151,3 +152,27 @@ def test_a_long_run_is_drawn_with_few_points(make_run: MakeRun) -> None:
     assert len(curves[0].x) <= 240
     assert curves[0].y[-1] == pytest.approx(0.8, rel=0.01)
     assert curves[0].x[0] == pytest.approx(1, abs=10)
+
+
+def test_draft_curves_by_position_by_reward_and_against_entropy(make_run: MakeRun) -> None:
+    counters = {"spec/drafts": 100.0, "spec/drafted": 200.0, "spec/accepted": 90.0}
+    counters |= {"spec/accepted_pos_0": 60.0, "spec/accepted_pos_1": 30.0, "draft/agreement_pos_0": 0.61}
+    counters |= {"spec/drafts_rewarded": 40.0, "spec/accepted_rewarded": 60.0}
+    run = load_run(make_run("mtp", 0, extra=counters))
+    entropies = 2.0 - 0.9 * np.sin(np.arange(len(run)))  # up and down: the curve must not fold back
+    run = replace(run, columns={**run.columns, "rollout/entropy": entropies})
+    charts = compare([run]).charts
+    for key, value in {
+        "spec/share_pos_0": 0.6,
+        "spec/share_pos_1": 0.3,
+        "spec/length": 1.9,
+        "spec/length_rewarded": 2.5,
+        "draft/agreement_pos_0": 0.61,
+    }.items():
+        curve = charts[key]["entropy"][0]
+        assert np.all(np.diff(curve.x) > 0)
+        assert entropies.min() <= curve.x[0] <= curve.x[-1] <= entropies.max()
+        assert np.allclose(curve.y, value)
+        assert np.allclose(charts[key]["step"][0].y, value)
+    assert not charts["spec/length_unrewarded"], "was never counted"
+    assert "entropy" not in charts["reward/mean"]
