@@ -61,7 +61,15 @@ def compare_command(args: list[str]) -> int:
         if not (options.runs or options.experiment or options.filter):
             parser.print_usage(sys.stderr)
             raise ValueError("name runs (folders, MLflow ids or names), or give --experiment or --filter")
-        runs = find_runs(options.runs, experiment=options.experiment, filter_string=options.filter, uri=options.uri)
+        runs = find_runs(
+            options.runs,
+            experiment=options.experiment,
+            filter_string=options.filter,
+            uri=options.uri,
+            spools=not options.no_spools,
+        )
+        here = sum(Path(run.source).is_dir() for run in runs)
+        print(f"{len(runs)} runs: {here} read from their folders, {len(runs) - here} from MLflow", file=sys.stderr)
         comparison = compare(
             runs, baseline=options.baseline, align=options.align, from_epoch=options.from_epoch, goal=options.reward
         )
@@ -88,6 +96,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--experiment", help="all runs of this MLflow experiment")
     parser.add_argument("--filter", default="", help="MLflow search filter, e.g. \"tags.arm = 'spec_rl'\"")
     parser.add_argument("--uri", help="MLflow tracking URI (default: MLFLOW_TRACKING_URI, else runs/mlflow.db)")
+    parser.add_argument(
+        "--no-spools", action="store_true", help="read MLflow's metrics even where a run's folder can be read here"
+    )
     parser.add_argument("--baseline", help="the arm that others are compared with (default: the first run's)")
     parser.add_argument(
         "--align", choices=ALIGNMENTS, default="step", help="rewards are compared at equal ... (default step)"

@@ -12,7 +12,8 @@ import numpy as np
 from nemo_specrl.reporting.history import RunHistory
 from nemo_specrl.reporting.measures import KEYS
 from nemo_specrl.reporting.spool_reader import read_folder, read_folders
-from nemo_specrl.tracking.spool import EVENTS
+from nemo_specrl.tracking.mlflow_sink import FOLDER_TAG, SPOOL_TAG
+from nemo_specrl.tracking.spool import EVENTS, read_events
 from nemo_specrl.tracking.uri import resolve_uri, set_patience, shown
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ def find_runs(
     filter_string: str = "",
     uri: str | None = None,
     only: Container[str] | None = KEYS,
+    spools: bool = True,
 ) -> list[RunHistory]:
     """All runs that are referred to: output folders, folders of them, MLflow ids and run names; or an experiment's.
 
+    A run of MLflow's whose own spool can be read here is read from it (`source` says so): MLflow hands out histories
+    metric by metric and 25,000 values at a time, which takes minutes for many long runs. `spools=False` reads MLflow.
     Raises ValueError for a reference that finds nothing.
     """
     found: list[Path] = []
@@ -60,11 +64,24 @@ def find_runs(
     runs = read_folders(found, only)
     if names or experiment or filter_string:
         client = connect(uri)
-        for name in names:
-            runs += [_from_mlflow(client, run, only) for run in _by_name(client, name, experiment)]
+        listed = [run for name in names for run in _by_name(client, name, experiment)]
         if not names:
-            runs += [_from_mlflow(client, run, only) for run in _search(client, experiment, filter_string)]
+            listed = _search(client, experiment, filter_string)
+        near = {run.info.run_id: folder for run in listed if spools and (folder := _own_folder(run)) is not None}
+        spooled = dict(zip(near, read_folders(list(near.values()), only), strict=True))
+        runs += [
+            spooled[run.info.run_id] if run.info.run_id in spooled else _from_mlflow(client, run, only)
+            for run in listed
+        ]
     return runs
+
+
+def _own_folder(run: Run) -> Path | None:
+    """The folder that holds the run's spool, where this machine sees it and it is still that run's."""
+    folder = Path(run.data.tags.get(FOLDER_TAG, ""))
+    first = next(read_events(folder / EVENTS), None)
+    same = first is not None and first.get("spool") == run.data.tags.get(SPOOL_TAG)
+    return folder if same else None
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -25,6 +25,8 @@ LOG = logging.getLogger("nemo_specrl.tracking")
 RUN_ID = "mlflow_run_id"
 """The file beside the checkpoints that names the MLflow run."""
 SPOOL_TAG = "nemo_specrl.spool"
+FOLDER_TAG = "nemo_specrl.folder"
+"""Where the run's spool lay when the run was made."""
 SWEEP_TAG = "nemo_specrl.sweep"
 MAX_METRICS, MAX_PARAMS, MAX_VALUE = 800, 100, 6000
 _FOR_GOOD = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
@@ -90,7 +92,7 @@ class MlflowSink:
         found = client.search_runs([experiment_id], f"tags.`{SPOOL_TAG}` = '{self._spool_id}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
-        tags = {SPOOL_TAG: self._spool_id, "mlflow.runName": self._name}
+        tags = {SPOOL_TAG: self._spool_id, FOLDER_TAG: str(self._folder.absolute()), "mlflow.runName": self._name}
         if self._sweep:
             tags["mlflow.parentRunId"] = _sweep_run(client, experiment_id, self._sweep)
         return str(client.create_run(experiment_id, tags=tags, run_name=self._name).info.run_id)

@@ -44,7 +44,7 @@ def test_six_processes_on_one_fresh_sqlite_lose_nothing(tmp_path: Path, monkeypa
         assert process.returncode == 0, said
         assert "did not reach MLflow" not in said
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    runs = find_runs(["arm"], uri=uri)
+    runs = find_runs(["arm"], uri=uri, spools=False)
     assert sorted(run.seed for run in runs if run.seed is not None) == list(range(6))
     for run in runs:
         assert run.status == "FINISHED"
@@ -75,6 +75,16 @@ def test_a_spool_is_sent_afterwards_and_reads_the_same_from_both_sides(
     }
     metrics = mlflow.MlflowClient(uri).get_run(run_id).data.metrics
     assert any(key.startswith("system/") for key in metrics)
+    folder = tmp_path / "run"
+    (near,) = find_runs([run_id], uri=uri)
+    assert near.source == str(folder), "its own spool can be read here"
+    for spools in (False, True):
+        (far,) = find_runs([run_id], uri=uri, spools=spools)
+        assert far.source == run_id
+        assert list(far.series("reward/mean")) == list(near.series("reward/mean"))
+        if not spools:  # another run's spool, where this run's was
+            folder.rename(tmp_path / "moved")
+            create_tracker(run, folder, resumed=False).close("FINISHED")
 
 
 def test_a_driver_that_is_not_installed_is_named(tmp_path: Path) -> None:
