@@ -11,6 +11,9 @@ class TrainerConfig:
 
     name: str = "local"
     """`local`: this process (and its torchrun ranks) trains; vLLM runs beside it."""
+    task: str = "rl"
+    """`rl`, or `warmup`: train the draft head alone, on rollouts of the policy as it is; every epoch goes over the same
+    rollouts."""
     epochs: int = 2
     """Passes over the prompts. Reuse begins in the second."""
     max_steps: int | None = None

@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "policy.lr_schedule": ("constant", "cosine", "linear"),
     "engine.dtype": ("bf16", "fp32"),
     "trainer.name": ("local", "nemo_rl"),
+    "trainer.task": ("rl", "warmup"),
     "bench.kind": ("trainings", "rollouts"),
 }
 AT_LEAST: dict[str, float] = {
@@ -153,6 +154,11 @@ def _reuse_faults(run: RunConfig) -> Iterator[str]:
 
 def _loop_faults(run: RunConfig) -> Iterator[str]:
     algorithm, trainer = run.algorithm, run.trainer
+    if trainer.task == "warmup":
+        if run.drafter.method != "mtp":
+            yield f"trainer.task=warmup trains a draft head, and drafter={run.drafter.method} has none: use drafter=mtp"
+        if run.reuse.rule != "off":
+            yield f"trainer.task=warmup draws every rollout afresh, once: reuse.rule={run.reuse.rule} must be off"
     if algorithm.updates_per_step > algorithm.prompts_per_step:
         yield (
             f"algorithm.updates_per_step={algorithm.updates_per_step}: a mini-batch is made of whole groups, and there "

@@ -122,14 +122,16 @@ def run_training(run: RunConfig) -> int:
     from nemo_specrl.training.loop import train
     from nemo_specrl.training.signals import StopSignal, hand_over
     from nemo_specrl.training.summary import summarise
+    from nemo_specrl.training.warmup import warm_up
 
     folder = output_folder(run)
     main = int(os.environ.get("RANK", "0")) == 0
     claimed = claim(run, folder=folder, resume=run.trainer.resume) if main else nullcontext(False)
     stop = StopSignal(deadline=job_deadline(os.environ), reserve_s=run.cluster.stop_before_end_s)
     with claimed as resumed, stop as signal:
-        outcome = train(run, folder, resumed=resumed, signal=signal)
-        if main:
+        warms = run.trainer.task == "warmup"
+        outcome = (warm_up if warms else train)(run, folder, resumed=resumed, signal=signal)
+        if main and not warms:
             summarise(run, folder, outcome)
     early = outcome.stopped is not None and outcome.steps < outcome.total
     return hand_over(outcome.stopped or "") if early else 0

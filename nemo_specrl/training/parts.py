@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nemo_specrl.config.run import RunConfig
@@ -98,12 +98,19 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
             reward.check([*prompts, *validation])
         progress.phase("policy")
         updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
-        policy = MegatronPolicy(model.path, run.policy, run.sampling, seed=run.seed, total_updates=updates)
+        learns = run.drafter.method == "mtp"
+        policy = MegatronPolicy(
+            model.path, run.policy, run.sampling, seed=run.seed, total_updates=updates,
+            head=run.drafter.head if learns else None,
+        )  # fmt: skip
         if run.algorithm.kl_coef > 0:
             policy.snapshot_reference()
         engine: Engine | None = None
-        head = folder / "draft_head" if run.drafter.method == "mtp" else None
-        if head is not None:
+        drafter, head = run.drafter, None
+        if learns and run.trainer.task == "warmup":
+            drafter = replace(drafter, method="off")  # it is the head's data that is drawn, without its help
+        elif learns:
+            head = folder / "draft_head"
             policy.export_head(head)
         if is_main():
             progress.phase("engine")
@@ -111,7 +118,7 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
                 model.path,
                 run.engine,
                 run.sampling,
-                run.drafter,
+                drafter,
                 max_length=run.model.max_length,
                 seed=run.seed,
                 eos_token_ids=model.eos_token_ids,

@@ -37,7 +37,7 @@ from nemo_specrl.policy.mtp.loss import agreement, distil
 from nemo_specrl.policy.mtp.weights import head_slots, reader
 from nemo_specrl.types import FloatArray
 
-_KL = "draft/kl_"
+_AGREED = ("agreement", "greedy_agreement", "top1")
 
 
 class DraftHead:
@@ -121,22 +121,23 @@ class DraftHead:
         """Add the gradients of one micro-batch of `states` [S, B, H]. Returns weighted sums for `Lesson.end`."""
         weights = events.flat(batch)
         with torch.enable_grad():
-            sums = [
+            results = [
                 distil(student, teacher, self._lm_head, weight, self.law, self.config.topk)
                 for student, teacher, weight in self._pairs(batch, states, weights)
             ]
-            torch.stack(sums).sum().backward()  # type: ignore[no-untyped-call]
-        return {f"{_KL}{d}": s.detach() for d, s in enumerate(sums, start=1)}
+            torch.stack([loss for loss, _ in results]).sum().backward()  # type: ignore[no-untyped-call]
+        sums: dict[str, torch.Tensor] = {}
+        for d, (loss, agreed) in enumerate(results, start=1):
+            sums |= {f"draft/kl_{d}": loss.detach(), **_agreement_sums(agreed, d)}
+        return sums
 
     def compare(self, batch: MicroBatch, states: torch.Tensor, masks: Sequence[FloatArray]) -> dict[str, torch.Tensor]:
         """Sums over events of one micro-batch for `agreement_report`."""
         weights = Events.of(masks, None, self.config.depth, 1.0).flat(batch)
-        sums = {}
+        sums: dict[str, torch.Tensor] = {}
         with torch.no_grad():
-            for d, (student, teacher, weight) in enumerate(self._pairs(batch, states, weights), start=1):
-                sums[f"n_{d}"] = torch.tensor(float(len(weight)))
-                total = agreement(student, teacher, self._lm_head, self.law).sum(dim=0)
-                sums |= {f"{what}_{d}": x for what, x in zip(("sampled", "greedy", "top1"), total, strict=True)}
+            for d, (student, teacher, _) in enumerate(self._pairs(batch, states, weights), start=1):
+                sums |= _agreement_sums(agreement(student, teacher, self._lm_head, self.law), d)
         return sums
 
     def step(self) -> float:
@@ -223,11 +224,13 @@ class Lesson:
     def end(self, sums: dict[str, float]) -> dict[str, float]:
         """Update the head; `sums` over all micro-batches and replicas lose what is the head's. Collective.
 
-        Returns, on every rank, `draft/loss` (the weighted mean of the KLs, nats), `draft/loss_pos_i` (the mean at draft
-        position i), `draft/grad_norm` (before clipping) and `draft/events`; only the last where nothing counted.
+        Returns, on every rank, what `agreement_report` says of the head before this update, `draft/loss` (the weighted
+        mean of the KLs, nats), `draft/loss_pos_i` (the mean at draft position i), `draft/grad_norm` (before clipping)
+        and `draft/events`; only the last where nothing counted.
         Raises RuntimeError when the gradients are not finite; the head is then untouched."""
         shares = self.events.shares
-        parts = [sums.pop(f"{_KL}{d}") for d in range(1, len(shares) + 1)]
+        own = {key: sums.pop(key) for key in list(sums) if key.startswith("draft/")}
+        parts = [own.get(f"draft/kl_{d}", 0.0) for d in range(1, len(shares) + 1)]
         if self.events.count == 0:
             return {"draft/events": 0.0}
         norm = max(self.head.layout.gather(self.head.step()))
@@ -237,17 +240,25 @@ class Lesson:
                 "drafter.head.clip_grad, or try policy.dtype=fp32"
             )
         metrics = {"draft/loss": sum(parts), "draft/grad_norm": norm, "draft/events": float(self.events.count)}
+        metrics |= agreement_report(own, len(shares))
         by_position = enumerate(zip(parts, shares, strict=True))
         return metrics | {f"draft/loss_pos_{i}": part / float(share) for i, (part, share) in by_position if share > 0}
 
 
+def _agreement_sums(agreed: torch.Tensor, depth: int) -> dict[str, torch.Tensor]:
+    """[N, 3] of one depth -> sums for `agreement_report`."""
+    total = dict(zip(_AGREED, agreed.sum(dim=0), strict=True))
+    return {f"draft/{what}_{depth}": x for what, x in total.items()} | {
+        f"draft/n_{depth}": torch.tensor(float(len(agreed)))
+    }
+
+
 def agreement_report(sums: dict[str, float], depth: int) -> dict[str, float]:
-    """Metrics of a comparison, by draft position i: `agreement_pos_i` (expected acceptance of a sampled draft),
-    `greedy_agreement_pos_i` (of the likeliest token), `top1_pos_i`."""
-    names = {"sampled": "agreement", "greedy": "greedy_agreement", "top1": "top1"}
+    """Metrics of a comparison on realised tokens, by draft position i: `draft/agreement_pos_i` (expected acceptance of
+    a sampled draft), `draft/greedy_agreement_pos_i` (of the likeliest token), `draft/top1_pos_i`."""
     metrics: dict[str, float] = {}
     for d in range(1, depth + 1):
-        n = sums.get(f"n_{d}", 0.0)
+        n = sums.get(f"draft/n_{d}", 0.0)
         if n > 0:
-            metrics |= {f"draft/{name}_pos_{d - 1}": sums[f"{what}_{d}"] / n for what, name in names.items()}
+            metrics |= {f"draft/{what}_pos_{d - 1}": sums[f"draft/{what}_{d}"] / n for what in _AGREED}
     return metrics

@@ -11,7 +11,6 @@ Shapes: N events, H hidden, V vocabulary, v this rank's share of it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,27 +24,24 @@ CHUNK = 1 << 23
 
 def distil(
     student: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, law: Law, topk: int = 0
-) -> torch.Tensor:
-    """The weighted sum of KLs, a scalar with gradient for `student` only.
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the weighted sum of KLs, a scalar with gradient for `student` only; [N, 3] what `agreement` says).
 
     `student`, `teacher` [N, H] final hidden states; `head` [v (padded), H] the LM head's weight; `weights` [N].
     `topk` > 0 compares the teacher's k likeliest tokens (with ties) one by one and all others as one lump."""
-    return _Distil.apply(student, teacher.detach(), head.detach(), weights, law, topk)  # type: ignore[no-any-return, no-untyped-call]
+    total, agreed = _Distil.apply(student, teacher.detach(), head.detach(), weights, law, topk)  # type: ignore[no-untyped-call]
+    return total, agreed
 
 
 def agreement(student: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, law: Law) -> torch.Tensor:
     """[N, 3] fp32, no gradient: the chance that the verifier accepts a draft drawn from the head's law,
     sum_x min(p, q) (Leviathan et al., arXiv 2211.17192); that of the head's likeliest token, p(argmax q); and whether
     the likeliest tokens agree."""
-    whole = replace(law, top_p=1.0, top_k=0)
     parts = [torch.empty(0, 3, device=student.device)]
     with torch.no_grad():
         for rows in _chunks(len(student), head):
-            p, q = log_probs(teacher[rows] @ head.T, law).exp(), log_probs(student[rows] @ head.T, whole).exp()
-            best = q.argmax(dim=-1)
-            sampled = torch.minimum(p, q).sum(dim=-1)
-            greedy = p.gather(1, best[:, None])[:, 0]
-            parts.append(torch.stack([sampled, greedy, (p.argmax(dim=-1) == best).float()], dim=-1))
+            log_q = _log_softmax(student[rows] @ head[: law.width].T, law)
+            parts.append(_agreement(_teacher(teacher[rows], head, law), log_q, law))
     return torch.cat(parts)
 
 
@@ -64,23 +60,26 @@ class _Distil(torch.autograd.Function):
         weights: torch.Tensor,
         law: Law,
         topk: int,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        agreed = torch.empty(len(student), 3, device=student.device)
         gradient = torch.empty_like(student)
         total = torch.zeros((), dtype=torch.float32, device=student.device)
         own = head[: law.width]
         for rows in _chunks(len(student), head):
             log_q = _log_softmax(student[rows] @ own.T, law)
             log_p = _teacher(teacher[rows], head, law)
+            agreed[rows] = _agreement(log_p, log_q, law)
             kl, difference = _compare(log_p, log_q, law, topk)
             total += (weights[rows] * kl).sum()
             step = difference.mul_(weights[rows, None] / law.temperature).to(own.dtype) @ own
             _sum(step, law)
             gradient[rows] = step
         ctx.save_for_backward(gradient)
-        return total
+        ctx.mark_non_differentiable(agreed)
+        return total, agreed
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, _agreed: Any) -> tuple[torch.Tensor, None, None, None, None, None]:  # type: ignore[override]
         (gradient,) = ctx.saved_tensors
         return gradient * grad.to(gradient.dtype), None, None, None, None, None
 
@@ -101,6 +100,20 @@ def _compare(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> t
     ratio = p_lump / q_lump.clamp_min(tiny)
     lump = torch.where(p_lump > 0, p_lump * ratio.clamp_min(tiny).log(), 0.0)
     return on + lump, q - torch.where(kept, p, ratio[:, None] * q)
+
+
+def _agreement(log_p: torch.Tensor, log_q: torch.Tensor, law: Law) -> torch.Tensor:
+    """[n, v] log-laws -> [n, 3], see `agreement`."""
+    overlap = _sum(torch.minimum(log_p, log_q).exp().sum(dim=-1), law)
+    top_q, best = log_q.max(dim=-1)
+    top = torch.stack([top_q, log_p.gather(1, best[:, None])[:, 0], log_p.amax(dim=-1)])
+    if law.tp > 1:
+        parts = [torch.empty_like(top) for _ in range(law.tp)]
+        dist.all_gather(parts, top, group=law.group)
+        every = torch.stack(parts)  # [tp, 3, n]
+        owner = every[:, 0].argmax(dim=0)
+        top = torch.stack([every[:, 0].amax(0), every[:, 1].gather(0, owner[None])[0], every[:, 2].amax(0)])
+    return torch.stack([overlap, top[1].exp(), (top[1] == top[2]).float()], dim=-1)
 
 
 def _kth(log_p: torch.Tensor, law: Law, k: int) -> torch.Tensor:

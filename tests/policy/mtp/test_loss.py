@@ -43,7 +43,7 @@ LAWS = [Law(V), Law(V, temperature=0.6), Law(V, temperature=1.3, top_p=0.7), Law
 @pytest.mark.parametrize("law", LAWS, ids=["plain", "cold", "nucleus", "top-k"])
 def test_value_and_gradient_are_those_of_the_closed_form(law: Law, topk: int) -> None:
     student, teacher, head, weights = inputs()
-    found = distil(student, teacher, head, weights, law, topk)
+    found, _ = distil(student, teacher, head, weights, law, topk)
     (3 * found).backward()
     assert student.grad is not None
     other = student.detach().clone().requires_grad_()
@@ -56,11 +56,11 @@ def test_value_and_gradient_are_those_of_the_closed_form(law: Law, topk: int) ->
 def test_the_gradient_is_the_finite_difference() -> None:
     student, teacher, head, weights = inputs()
     law = Law(V, temperature=0.8)
-    distil(student, teacher, head, weights, law, 4).backward()
+    distil(student, teacher, head, weights, law, 4)[0].backward()
     assert student.grad is not None
     direction = torch.randn(N, H, generator=torch.Generator().manual_seed(1))
     step = 1e-2
-    ahead, behind = (distil(student.detach() + s * direction, teacher, head, weights, law, 4) for s in (step, -step))
+    ahead, behind = (distil(student.detach() + s * direction, teacher, head, weights, law, 4)[0] for s in (step, -step))
     slope = float((student.grad * direction).sum())
     assert float(ahead - behind) / (2 * step) == pytest.approx(slope, rel=1e-3)
 
@@ -71,7 +71,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, topk: int) -> Non
     for chunk in (1, 3 * (V + 1), 1 << 23):
         monkeypatch.setattr(loss, "CHUNK", chunk)
         student, teacher, head, weights = inputs()
-        value = distil(student, teacher, head, weights, Law(V), topk)
+        value, _ = distil(student, teacher, head, weights, Law(V), topk)
         value.backward()
         results.append((value.detach(), student.grad))
     for value, grad in results[1:]:
@@ -81,9 +81,10 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, topk: int) -> Non
 
 def test_a_head_that_agrees_has_neither_loss_nor_gradient() -> None:
     student, _, head, weights = inputs()
-    value = distil(student, student.detach(), head, weights, Law(V))
+    value, agreed = distil(student, student.detach(), head, weights, Law(V))
     value.backward()
-    assert float(value) == pytest.approx(0, abs=1e-6)
+    assert float(value.detach()) == pytest.approx(0, abs=1e-6)
+    torch.testing.assert_close(agreed[:, [0, 2]], torch.ones(N, 2))
     assert student.grad is not None
     assert float(student.grad.abs().max()) < 1e-6
 
@@ -92,16 +93,17 @@ def test_only_the_student_gets_a_gradient() -> None:
     student, teacher, head, weights = inputs()
     teacher.requires_grad_()
     head.requires_grad_()
-    distil(student, teacher, head, weights, Law(V)).backward()
+    distil(student, teacher, head, weights, Law(V))[0].backward()
     assert teacher.grad is None
     assert head.grad is None
 
 
 def test_no_events_cost_nothing() -> None:
     student, teacher, head, weights = (x[:0] if i != 2 else x for i, x in enumerate(inputs()))
-    value = distil(student, teacher, head, weights, Law(V))
+    value, agreed = distil(student, teacher, head, weights, Law(V))
     value.backward()
-    assert float(value) == 0
+    assert float(value.detach()) == 0
+    assert agreed.shape == (0, 3)
     assert agreement(student, teacher, head, Law(V)).shape == (0, 3)
 
 

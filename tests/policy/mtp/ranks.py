@@ -1,0 +1,89 @@
+"""The same lessons on any layout, with the head on and off; results written by rank 0.
+
+torchrun --nproc-per-node N -m tests.policy.mtp.ranks TP PP MODEL_FOLDER OUT.pt
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo_specrl.config.engine import SamplingConfig
+from nemo_specrl.config.head import HeadConfig
+from nemo_specrl.config.policy import PolicyConfig
+from nemo_specrl.policy.megatron.policy import MegatronPolicy
+from tests.policy.megatron.ranks import make_rows, surrogate, train_rows
+
+HEAD = HeadConfig(depth=3, lr=0.1, clip_grad=0.05)
+SAMPLE_WEIGHTS = [1.0, 2.0, 0.5, 1.0, 0.0, 3.0]
+
+
+def copies(pairs: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in pairs}
+
+
+def updates(policy: MegatronPolicy, weights: list[float] | None) -> list[dict[str, float]]:
+    rows = make_rows()
+    batch = train_rows(rows, policy.score(rows))
+    return [policy.update(batch, surrogate, loss_level="token", head_weights=weights) for _ in range(2)]
+
+
+def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEAD) -> dict[str, Any]:
+    """Two policy updates with the head off and on; then lessons of the head alone, and a resume in between."""
+    # With this epsilon AdamW moves a weight in proportion to its gradient, so comparing weights compares gradients.
+    config = PolicyConfig(
+        tensor_parallel=tp, pipeline_parallel=pp, dtype="fp32", lr=0.1, eps=1.0, micro_batch_tokens=48
+    )
+    sampling = SamplingConfig(temperature=0.8)
+
+    def make(with_head: HeadConfig | None) -> MegatronPolicy:
+        return MegatronPolicy(folder, config, sampling, seed=0, total_updates=None, head=with_head)
+
+    off = make(None)
+    plain = updates(off, None)
+    on = make(head)
+    before = copies(on.draft_weights())
+    taught = updates(on, SAMPLE_WEIGHTS)
+    own = [{k: v for k, v in result.items() if not k.startswith("draft/")} for result in taught]
+    theirs, ours = copies(off.weights()), copies(on.weights())
+    isolated = own == plain and all(torch.equal(theirs[n], ours[n]) for n in theirs)
+    rows = make_rows(seed=1)
+    on.save(checkpoint)
+    torch.distributed.barrier()
+    lesson = on.train_head(rows, states=on.head_states(rows))
+    after = copies(on.draft_weights())
+    on.load(checkpoint)
+    again = on.train_head(rows)
+    resumed = again == lesson and all(torch.equal(t, after[n]) for n, t in on.draft_weights())
+    return {
+        "isolated": isolated,
+        "resumed": resumed,
+        "before": before,
+        "after": after,
+        "metrics": [*({k: v for k, v in r.items() if k.startswith("draft/")} for r in taught), lesson],
+        "agreement": on.head_agreement(rows),
+    }
+
+
+def main() -> None:
+    tp, pp, folder, out = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    torch.set_num_threads(1)
+    checkpoint = out.with_suffix(".ckpt")
+    checkpoint.mkdir(exist_ok=True)
+    result = work(folder, tp, pp, checkpoint)
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    mine = (result["isolated"], result["resumed"], repr((result["metrics"], result["agreement"])))
+    torch.distributed.all_gather_object(everyone, mine)
+    result["isolated"] = all(other[0] for other in everyone)
+    result["resumed"] = all(other[1] for other in everyone)
+    result["agree"] = len({other[2] for other in everyone}) == 1
+    if torch.distributed.get_rank() == 0:
+        torch.save(result, out)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
