@@ -110,10 +110,10 @@ def _bench_rollouts(
     from nemo_specrl.training import bench_rollouts
 
     bench_rollouts.check_arms(runs)
-    folder, first = root / bench_rollouts.RECORDING, runs[arms[0].name]
+    folder = root / bench_rollouts.RECORDING
     if not (finished := folder / "finished").exists():
         console.print(f"recording a training: {folder}/train.log")
-        _train(where + bench_rollouts.recording_overrides(arms[0].overrides, first, folder), folder, console)
+        _train(where + bench_rollouts.recording_overrides(arms[0].overrides, runs, folder), folder, console)
         finished.touch()
     found = rollout_bench.rows(bench_rollouts.measure_all(runs, root, console), list(runs))
     html, json = root / "report.html", root / "report.json"

@@ -32,7 +32,7 @@ from nemo_specrl.training import checkpoint
 from nemo_specrl.training.bench import rotated
 from nemo_specrl.training.folder import RUN_FILE
 from nemo_specrl.training.plan import StepPlan, plan_steps
-from nemo_specrl.types import Prompt
+from nemo_specrl.types import Prompt, TopK
 
 RECORDING = "recording"
 """Folder of the recorded training, inside the bench's."""
@@ -53,12 +53,14 @@ class Recording:
     """Those of the step."""
 
 
-def recording_overrides(overrides: Sequence[str], run: RunConfig, folder: Path) -> list[str]:
+def recording_overrides(overrides: Sequence[str], runs: Mapping[str, RunConfig], folder: Path) -> list[str]:
     """What turns an arm's command line into that of the training to record."""
+    topk = max(run.reuse.topk for run in runs.values())
+    epochs = next(iter(runs.values())).bench.from_epoch - 1
     return [
         *overrides, "name=recording", f"output_dir={folder}", "reuse=exact", "reuse.log_lenience=null",
-        "reuse.correction=none", "reuse.verifier=policy", "drafter=off",
-        f"trainer.epochs={run.bench.from_epoch - 1}", "trainer.max_steps=null", "trainer.val_every=0",
+        "reuse.correction=none", "reuse.verifier=policy", f"reuse.topk={topk}", "drafter=off",
+        f"trainer.epochs={epochs}", "trainer.max_steps=null", "trainer.val_every=0",
     ]  # fmt: skip
 
 
@@ -160,8 +162,21 @@ def measure(recording: Recording, run: RunConfig, engine: Engine, arm: str, slot
         share=lambda drafts: drafts,
         share_batch=lambda batch: batch,
     )
+    generator.cache = _as_cached_by(generator, recording.cache)
     groups = -(-slots * run.bench.rollouts_per_slot // run.algorithm.group_size)
     batch = generator.rollouts(recording.prompts[:groups], step=plan.step, epoch=plan.epoch, version=policy.version)
     seconds = {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
     times = {f"time/{name}_s": value for name, value in seconds.items()}
     return Measurement(arm, slots, repeat, batch.metrics() | times | {"time/rollout_s": sum(seconds.values())})
+
+
+def _as_cached_by(generator: RolloutGenerator, cache: RolloutCache) -> RolloutCache:
+    """What a training of this arm would have cached: no more candidates than it keeps. (Lenient reuse as published
+    keeps none, and tests a token by its own q alone.)"""
+    own = RolloutCache(cache.max_bytes, delay=cache.delay, max_age=cache.max_age)
+    for epoch, rollout in cache:
+        k, topk = generator.topk, None
+        if k and rollout.topk is not None:
+            topk = TopK(rollout.topk.ids[:, :k], rollout.topk.logprobs[:, :k])
+        own.put(rollout.with_(topk=topk), epoch)
+    return own

@@ -80,8 +80,9 @@ def recording() -> Recording:
 
 
 def test_the_recorded_training_has_the_policys_law_and_every_rules_candidates() -> None:
-    overrides = recording_overrides(["experiment=spec_rl_history", "reuse.log_lenience=0.3"], arm(), Path("/x"))
+    overrides = recording_overrides(["experiment=spec_rl_history"], {"a": arm(), "b": arm("reuse.topk=30")}, Path("/x"))
     run = compose(overrides)
+    assert run.reuse.topk == 30
     assert (run.reuse.rule, run.drafter.method, run.trainer.epochs, run.output_dir) == ("exact", "off", 1, "/x")
 
 
@@ -109,6 +110,18 @@ def test_an_arm_draws_whole_groups_with_fresh_numbers_and_leaves_the_recording_a
     assert first.values["time/rollout_s"] >= first.values["time/verify_s"] > 0
     assert engine.refits == 3, "each measurement begins with an empty prefix cache"
     assert [(epoch, rollout.token_ids.tolist()) for epoch, rollout in state.cache] == before
+
+
+def test_an_arm_finds_the_candidates_that_it_would_have_kept() -> None:
+    """At K = 1 most draft tokens are outside S; lenient as published keeps no candidates, and rejects none for that."""
+    state, engine = recording(), Engine(random_table(2), EOS)
+    one, four, published = (
+        measure(state, arm(*rule), engine, "x", 8, 0).values
+        for rule in (["reuse=exact", "reuse.topk=1"], ["reuse=exact"], ["reuse=lenient"])
+    )
+    assert one["reuse/tail_mass"] > 0.2
+    assert four["reuse/tail_mass"] == published["reuse/tail_mass"] == 0
+    assert one["reuse/acceptance"] < four["reuse/acceptance"] < published["reuse/acceptance"]
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
