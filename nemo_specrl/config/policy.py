@@ -17,7 +17,8 @@ class PolicyConfig:
     """Compute precision, `bf16` (with fp32 master weights) or `fp32`; in files and on the command line also `auto`:
     bf16 where the hardware multiplies it, else fp32."""
     micro_batch_tokens: int = 4096
-    """Most padded tokens in one micro-batch; rows are sorted by length and packed up to it."""
+    """Most padded tokens in one micro-batch. Rows of one prompt lie together; where attention is ours (not Transformer
+    Engine's) their prompt is computed once and padding not at all."""
     recompute: bool = False
     """Recompute activations in the backward pass (saves memory, costs a forward)."""
     lr: float = 1e-6

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from nemo_specrl.policy.megatron.batching import unpack
+
 
 class FusedCausalAttention(torch.nn.Module):
     """Stands where Megatron's DotProductAttention does; takes its constructor's and its forward's arguments."""
@@ -21,10 +23,25 @@ class FusedCausalAttention(torch.nn.Module):
         assert config.attention_dropout == 0.0
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: None, **_unused: Any
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **_unused: Any,
     ) -> torch.Tensor:
-        """query [S, B, heads, D], key and value [S, B, groups, D] -> [S, B, heads * D]."""
-        assert attention_mask is None
+        """query [S, B, heads, D], key and value [S, B, groups, D] -> [S, B, heads * D].
+
+        `attention_mask`: None, or the [B, S] `MicroBatch.cells` of a packed micro-batch (Megatron's argument carries
+        them, since it alone reaches every layer, also where activations are recomputed). Query, key and value are
+        [M, 1, ...] then, and so is the result."""
+        if attention_mask is None:
+            return self._causal(query, key, value)
+        padded = self._causal(*(unpack(x, attention_mask) for x in (query, key, value)))
+        owned = (attention_mask >= 0).flatten().nonzero()[:, 0]
+        return padded.transpose(0, 1).flatten(0, 1).index_select(0, owned).unsqueeze(1)
+
+    def _causal(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         s, b, heads, d = query.shape
         repeats = heads // key.shape[2]
         if repeats > 1:

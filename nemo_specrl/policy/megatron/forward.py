@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from nemo_specrl.policy.megatron.batching import MicroBatch
+from nemo_specrl.policy.megatron.batching import MicroBatch, unpack
 from nemo_specrl.policy.megatron.law import Law, score
 
 POSITIONS = 512
@@ -19,7 +20,7 @@ POSITIONS = 512
 
 
 def run_pipeline(
-    model: torch.nn.Module,
+    model: DistributedDataParallel,
     batches: Sequence[MicroBatch],
     finish: Callable[[MicroBatch, torch.Tensor], Any],
     *,
@@ -31,13 +32,15 @@ def run_pipeline(
     Without `backward` it returns anything; with it, (scalar loss, anything), and gradients accumulate.
     Returns what `finish` returned, one per micro-batch; empty on the other stages."""
     remaining = iter(batches)
+    packs: bool = model.module.packs
 
     def forward_step(_iterator: Any, stage: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
         batch = next(remaining)
-        output = stage(batch.input_ids, batch.position_ids, None)
+        inputs = (*batch.packed, batch.cells) if packs else (batch.input_ids, batch.position_ids, None)
+        output = stage(*inputs)
 
         def finish_batch(hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
-            result = finish(batch, hidden)
+            result = finish(batch, unpack(hidden, batch.cells) if packs else hidden)
             if non_loss_data:
                 return result
             loss, report = result

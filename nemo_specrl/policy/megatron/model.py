@@ -9,6 +9,7 @@ import importlib.util
 from typing import Any
 
 import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -33,10 +34,35 @@ def compute_dtype(config: PolicyConfig, device: torch.device) -> torch.dtype:
     return DTYPES[config.dtype]
 
 
+class PackedRotary(RotaryEmbedding):  # type: ignore[misc]
+    """Rotary angles at given positions, where tokens of several rows lie in one sequence."""
+
+    positions: torch.Tensor | None = None
+    """[M] of the packed micro-batch in work; None for rows side by side, whose positions count from 0."""
+
+    def forward(self, max_seq_len: int, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """[M, 1, 1, D] angles, fp32."""
+        if self.positions is None:
+            return super().forward(max_seq_len, *args, **kwargs)  # type: ignore[no-any-return]
+        angles = torch.outer(self.positions.to(self.inv_freq.dtype), self.inv_freq)
+        return torch.cat([angles, angles], dim=-1)[:, None, None, :]
+
+
 class PolicyModel(GPTModel):  # type: ignore[misc]
     """A GPTModel whose forward ends at the final norm: the LM head is applied to the positions that need it.
 
-    The two overridden methods are Megatron's own hooks; `build_model` checks that they are still there."""
+    The two overridden hooks are Megatron's own; `build_model` checks that they are still there."""
+
+    packs: bool
+    """Whether it takes packed micro-batches: `FusedCausalAttention` does, Transformer Engine's attention does not."""
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, cells: torch.Tensor | None, **kwargs: Any
+    ) -> torch.Tensor:
+        """[1, M] packed tokens with the micro-batch's `cells`, or [B, S] padded ones with None -> hidden states
+        [M, 1, H] or [S, B, H]."""
+        self.rotary_pos_emb.positions = None if cells is None else position_ids[0]
+        return super().forward(input_ids, position_ids, cells, **kwargs)  # type: ignore[no-any-return]
 
     def _postprocess(self, hidden_states: torch.Tensor, **_unused: Any) -> torch.Tensor:
         """[S, B, H] hidden states: the final norm's on the last stage, else what the next stage takes."""
@@ -127,6 +153,8 @@ def build_model(architecture: Architecture, config: PolicyConfig, layout: Parall
         position_embedding_type="rope",
         rotary_base=architecture.rope_theta,
     )
+    model.packs = not fused
+    model.rotary_pos_emb = PackedRotary(architecture.head_dim, rotary_percent=1.0, use_cpu_initialization=True)
     model.rotary_pos_emb.inv_freq = inverse_frequencies(architecture).to(layout.device)
     return model.to(device=layout.device, dtype=compute_dtype(config, layout.device))  # type: ignore[no-any-return]
 

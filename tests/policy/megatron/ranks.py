@@ -21,11 +21,10 @@ LENGTHS = (3, 0, 9, 17, 1, 6)
 
 
 def make_rows(seed: int = 0, vocab: int = 131, lengths: tuple[int, ...] = LENGTHS) -> list[Row]:
+    """Two responses to each prompt."""
     draw = np.random.default_rng(seed)
-    return [
-        Row(draw.integers(0, vocab, 2 + 3 * i).astype(np.int32), draw.integers(0, vocab, n).astype(np.int32))
-        for i, n in enumerate(lengths)
-    ]
+    prompts = [draw.integers(0, vocab, 2 + 3 * i).astype(np.int32) for i in range(-(-len(lengths) // 2))]
+    return [Row(prompts[i // 2], draw.integers(0, vocab, n).astype(np.int32)) for i, n in enumerate(lengths)]
 
 
 def train_rows(rows: list[Row], scores: list[Scores]) -> list[TrainRow]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nemo_specrl.policy.base import Row
-from nemo_specrl.policy.megatron.batching import check_rows, length_of, micro_batches, share
+from nemo_specrl.policy.megatron.batching import check_rows, length_of, micro_batches, share, unpack
 
 CPU = torch.device("cpu")
 
@@ -29,6 +29,28 @@ def test_every_response_token_is_predicted_by_the_position_before_it() -> None:
     assert batch.targets.tolist() == np.concatenate([r.token_ids for r in rows]).tolist()
     padded = torch.zeros(3 * 4).scatter(0, batch.place, batch.targets.float()).view(3, 4)
     assert padded[1].tolist() == [7.0, 8.0, 0.0, 0.0]
+
+
+def test_a_shared_prompt_is_packed_once() -> None:
+    prompt, other = np.array([5, 6, 7], np.int32), np.array([9], np.int32)
+    responses = [np.array(ids, np.int32) for ids in ([1, 2, 3], [4], [1, 1, 1, 1])]
+    rows = [Row(prompt, responses[0]), Row(other, responses[1]), Row(prompt, responses[2])]
+    (batch,) = micro_batches(rows, [0, 1, 2], 100, CPU)
+    tokens, positions = batch.packed
+    assert tokens.tolist() == [[5, 6, 7, 1, 2, 9, 1, 1, 1]]
+    assert positions.tolist() == [[0, 1, 2, 3, 4, 0, 3, 4, 5]]
+    padded = unpack(tokens.T[..., None], batch.cells)[..., 0].T
+    assert [padded[k, : length_of(r)].tolist() for k, r in enumerate(rows)] == [
+        batch.input_ids[k, : length_of(r)].tolist() for k, r in enumerate(rows)
+    ]
+
+
+def test_groups_stay_on_one_replica_where_they_fit() -> None:
+    rows = [Row(np.full(4, g, np.int32), np.ones(3 + g, np.int32)) for g in range(6) for _ in range(4)]
+    parts = [share(rows, range(len(rows)), r, 3) for r in range(3)]
+    assert sorted(i for part in parts for i in part) == list(range(24))
+    owners = [{i // 4 for i in part} for part in parts]
+    assert sum(len(o) for o in owners) <= 6 + 2, "a group is cut only where a part ends"
 
 
 def test_no_batch_exceeds_the_budget_but_for_a_single_long_row() -> None:

@@ -101,6 +101,23 @@ def test_the_split_into_micro_batches_does_not_matter(checkpoints: dict[str, Pat
         assert other == pytest.approx(results[0], rel=1e-5)
 
 
+def test_packed_and_padded_layouts_agree(checkpoints: dict[str, Path]) -> None:
+    """Packed: no padding, shared prompts once. Padded: what Transformer Engine's attention takes."""
+    # With this epsilon AdamW moves a weight in proportion to its gradient, so comparing weights compares gradients.
+    config = replace(FP32, lr=1e-2, eps=1.0, clip_grad=0.0)
+    packed, padded = make(checkpoints["qwen3"], config), make(checkpoints["qwen3"], config)
+    assert packed._model.packs
+    padded._model.packs = False
+    rows = make_rows()
+    for ours, theirs in zip(packed.score(rows), padded.score(rows), strict=True):
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+    batch = train_rows(rows, packed.score(rows))
+    mine, other = (p.update(batch, surrogate, loss_level="token") for p in (packed, padded))
+    assert mine == pytest.approx(other, rel=1e-5)
+    for (name, a), (_, b) in zip(packed.weights(), padded.weights(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_loaded_policy_continues_bit_identically(checkpoints: dict[str, Path], tmp_path: Path, dtype: str) -> None:
     config = replace(FP32, dtype=dtype)
