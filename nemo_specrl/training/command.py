@@ -119,7 +119,7 @@ def run_training(run: RunConfig) -> int:
     """Claim the folder, train, report. The exit code of `nemo-specrl train`."""
     from nemo_specrl.cluster.walltime import job_deadline
     from nemo_specrl.training.folder import claim
-    from nemo_specrl.training.loop import train
+    from nemo_specrl.training.loop import finished, train
     from nemo_specrl.training.signals import StopSignal, hand_over
     from nemo_specrl.training.summary import summarise
     from nemo_specrl.training.warmup import warm_up
@@ -130,7 +130,9 @@ def run_training(run: RunConfig) -> int:
     stop = StopSignal(deadline=job_deadline(os.environ), reserve_s=run.cluster.stop_before_end_s)
     with claimed as resumed, stop as signal:
         warms = run.trainer.task == "warmup"
-        outcome = (warm_up if warms else train)(run, folder, resumed=resumed, signal=signal)
+        outcome = None if warms else finished(run, folder)
+        if outcome is None:
+            outcome = (warm_up if warms else train)(run, folder, resumed=resumed, signal=signal)
         if main and not warms:
             summarise(run, folder, outcome)
     early = outcome.stopped is not None and outcome.steps < outcome.total

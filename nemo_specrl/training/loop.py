@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.tracking import create_tracker
 from nemo_specrl.training import checkpoint
 from nemo_specrl.training.evaluate import validate_policy
 from nemo_specrl.training.gate import GateBreach, run_gate
@@ -32,6 +33,18 @@ class Outcome:
     """Why it ended early: a signal, the walltime; None = it ran to its end."""
     seconds: float
     """Of this attempt."""
+
+
+def finished(run: RunConfig, folder: Path) -> Outcome | None:
+    """The outcome of a run whose newest checkpoint is its last step: neither model nor engine need be built for it.
+    Its tracked run is told that it finished, in case it was killed before it could."""
+    for newest in checkpoint.complete(folder / "checkpoints")[:1]:
+        total = len(plan_steps(run, newest.state["prompts"]))
+        if newest.step >= total:
+            if is_main():
+                create_tracker(run, folder, resumed=True).close("FINISHED")
+            return Outcome(newest.step, total, None, 0.0)
+    return None
 
 
 def train(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) -> Outcome:
@@ -100,6 +113,7 @@ def save(parts: Parts, root: Path, plan: StepPlan) -> None:
         "step": plan.step,
         "epoch": plan.epoch,
         "policy_version": parts.policy.version,
+        "prompts": len(parts.prompts),
         "model": parts.model_digest,
     }
     published = checkpoint.publish(root, plan.step, write, state, keep=parts.run.trainer.keep_checkpoints)

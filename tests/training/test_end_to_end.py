@@ -99,10 +99,11 @@ def test_killed_at_any_moment_it_continues_to_the_same_end(whole: Path, tmp_path
 
 
 def test_a_finished_run_is_not_run_again(whole: Path, tmp_path: Path) -> None:
-    before = events(whole, "metrics")
+    before, engine = events(whole, "metrics"), (whole / "engine.log").read_bytes()
     out = run(whole.parent, command(whole))
     assert "6 of 6 steps" in out
     assert events(whole, "metrics") == before
+    assert (whole / "engine.log").read_bytes() == engine, "no engine was started for it"
 
 
 def test_another_run_in_the_same_folder_is_refused(whole: Path, tmp_path: Path) -> None:
