@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 
-FAMILIES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "MiMoForCausalLM": "qwen2",  # a Qwen2 with draft heads (policy/mtp)
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def read_architecture(folder: Path) -> Architecture:
     name = (config.get("architectures") or ["none named"])[0]
     if name not in FAMILIES:
         raise ValueError(f"{path}: architecture {name!r} is not supported; supported are {', '.join(FAMILIES)}")
-    _refuse_variants(path, config)
+    _refuse_variants(path, config, FAMILIES[name])
     try:
         heads = int(config["num_attention_heads"])
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -116,10 +121,10 @@ def _rope_scaling(path: Path, rope: dict[str, Any]) -> tuple[tuple[str, float], 
     return tuple((key, float(rope[key])) for key in keys[kind])
 
 
-def _refuse_variants(path: Path, config: dict[str, Any]) -> None:
+def _refuse_variants(path: Path, config: dict[str, Any], family: str) -> None:
     """Options of these families that change the forward pass and that we do not build."""
     variants = {
-        "attention_bias": config.get("attention_bias", False),
+        "attention_bias": config.get("attention_bias", False) and family != "qwen2",  # there it means q, k and v
         "mlp_bias": config.get("mlp_bias", False),
         "use_sliding_window": config.get("use_sliding_window", False),
         "attention_dropout": config.get("attention_dropout", 0.0),

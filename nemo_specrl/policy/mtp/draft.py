@@ -90,6 +90,8 @@ class DraftHead:
         `masks` [T] and `weights` are those of all rows. Collective."""
         events = Events.of(masks, weights, self.config.depth, self.config.depth_decay)
         self.prepare(rows, mine)
+        if self.network is not None:
+            self.network.zero_grad()  # an update that failed half-way leaves gradients behind
         return Lesson(self, events, events.idle() if idle else events)
 
     def _keep(self, _norm: Any, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -157,7 +159,7 @@ class DraftHead:
             parameter.main_grad = grad  # type: ignore[attr-defined]
         norm = self._optimizer.step(self.config.lr)
         for parameter in self.network.parameters():
-            del parameter.main_grad
+            del parameter.main_grad  # type: ignore[attr-defined]
         return norm
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -170,9 +172,10 @@ class DraftHead:
         }
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        if self.network is None or self._optimizer is None or state is None:
-            assert self.network is state is None, "a head's state belongs to the last stage"
+        """What `state_dict` gave on the rank that stood here."""
+        if self.network is None or self._optimizer is None:
             return
+        assert state is not None, "the last stage's state holds the head"
         self.network.load_state_dict(state["parameters"], strict=False)
         self._optimizer.load_state_dict(state["optimizer"])
 

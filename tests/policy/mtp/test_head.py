@@ -105,8 +105,14 @@ def test_the_native_head_of_a_model_is_found(checkpoints: dict[str, Path], tmp_p
     make(source, HeadConfig()).export_head(tmp_path / "head")
     head = load_file(tmp_path / "head" / "model.safetensors")
     model = write(tmp_path / "model", source, load_file(source / "model.safetensors") | head)
-    found = dict(make(model, HeadConfig(source="native")).draft_weights())
+    config = json.loads((model / "config.json").read_text())
+    mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True}
+    (model / "config.json").write_text(json.dumps({**config, **mimo}))
+    policy = make(model, HeadConfig(source="native"))
+    found = dict(policy.draft_weights())
     assert all(torch.equal(found[name], head[name]) for name in head)
+    trunk = load_file(source / "model.safetensors")
+    assert all(torch.equal(tensor, trunk[name]) for name, tensor in policy.weights())
 
 
 def test_micro_batches_do_not_matter(checkpoints: dict[str, Path]) -> None:
