@@ -96,25 +96,32 @@ def head_differences(model: Any, sent: Mapping[str, torch.Tensor]) -> tuple[int,
     modules = {re.sub(r".*mtp_layers\.\d+\.(mtp_block\.|block\.)?", "", n): m for n, m in model.named_modules()}
     compared, wrong = 0, []
     for fused, pieces in _FUSED.items():
-        names = [f"{piece}.weight" for piece in pieces]
-        if not parts.keys() >= set(names):
-            continue  # the sender's side says that it is missing
-        rows = torch.cat([parts[name] for name in names])
-        if _whole(modules[fused], rows):
+        layer = modules[fused]
+        for kind in ("weight", "bias"):
+            names = [f"{piece}.{kind}" for piece in pieces]
+            if not parts.keys() >= set(names):
+                continue  # it has none, or the sender's side says that it is missing
+            rows = torch.cat([parts[name] for name in names])
+            if not _whole(layer, rows):
+                continue
             compared += len(pieces)
-            wrong += [] if multiplies_by(modules[fused], rows) else [fused]
+            right = multiplies_by(layer, rows) if kind == "weight" else _equal(layer.bias, rows)
+            wrong += [] if right else [f"{fused}.{kind}"]
     for name, tensor in parts.items():
         module, _, kind = name.rpartition(".")
         live = getattr(modules.get(module), kind, None)
         if module not in _FUSED and live is not None and live.shape == tensor.shape:
             compared += 1
-            wrong += [] if torch.equal(live.detach().cpu(), tensor.to(live.dtype).cpu()) else [name]
+            wrong += [] if _equal(live, tensor) else [name]
     problems = [f"the draft head's live {name} is not what was sent" for name in wrong]
     return compared, problems or ([] if compared else ["not one tensor of the draft head could be compared"])
 
 
+def _equal(live: torch.Tensor, sent: torch.Tensor) -> bool:
+    return torch.equal(live.detach().cpu(), sent.to(live.dtype).cpu())
+
+
 def _whole(layer: Any, sent: torch.Tensor) -> bool:
-    """Whether this rank holds the whole [rows, width] weight."""
-    rows = getattr(layer, "output_size_per_partition", None)
-    width = getattr(layer, "input_size_per_partition", None)
-    return (rows, width) == tuple(sent.shape)
+    """Whether this rank holds all of a [rows, width] weight or a [rows] bias."""
+    held = (getattr(layer, "output_size_per_partition", None), getattr(layer, "input_size_per_partition", None))
+    return held[: sent.dim()] == tuple(sent.shape)

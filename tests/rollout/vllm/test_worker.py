@@ -55,6 +55,7 @@ class Packed(nn.Module):
 def head_tensors() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     shapes: dict[str, tuple[int, ...]] = {f"self_attn.{p}_proj.weight": (8, 16) for p in "qkv"}
+    shapes |= {f"self_attn.{p}_proj.bias": (8,) for p in "qkv"}
     shapes |= {"self_attn.o_proj.weight": (16, 8), "input_proj.weight": (16, 32), "final_layernorm.weight": (16,)}
     shapes |= {"mlp.gate_proj.weight": (24, 16), "mlp.up_proj.weight": (24, 16), "mlp.down_proj.weight": (16, 24)}
     return {PREFIX + name: torch.randn(shape) for name, shape in shapes.items()}
@@ -71,6 +72,7 @@ def live_drafter(sent: dict[str, torch.Tensor], block: str) -> Any:
     inner = nn.Module()
     inner.self_attn, inner.mlp = nn.Module(), nn.Module()
     inner.self_attn.qkv_proj = Packed(torch.cat([w[f"self_attn.{p}_proj"] for p in "qkv"]))
+    inner.self_attn.qkv_proj.bias = nn.Parameter(torch.cat([w[f"self_attn.{p}_proj.bias"] for p in "qkv"]))
     inner.self_attn.o_proj = Packed(w["self_attn.o_proj"])
     inner.mlp.gate_up_proj = Packed(torch.cat([w["mlp.gate_proj"], w["mlp.up_proj"]]))
     inner.mlp.down_proj = Packed(w["mlp.down_proj"])
@@ -93,9 +95,11 @@ def test_one_stale_tensor_is_named(name: str) -> None:
     live = live_drafter(sent | {name: sent[name] * 1.001}, "block")
     _, problems = head_differences(live, sent)
     assert len(problems) == 1
-    part = name.removeprefix(PREFIX).removesuffix(".weight").rsplit(".", 1)[-1].removesuffix("_proj")
+    part, kind = name.removeprefix(PREFIX).split(".")[-2:]
+    part = part.removesuffix("_proj")
     fused = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}.get(part, part)
     assert fused in problems[0]
+    assert kind in problems[0]
 
 
 def test_a_share_of_a_head_is_not_held_against_it() -> None:
