@@ -56,3 +56,10 @@ def test_patience_is_bounded_unless_the_user_says_otherwise(monkeypatch: pytest.
     set_patience()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "99"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+
+
+def test_a_relative_sqlite_path_starts_at_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an array's job script names it; the artifacts beside it need an absolute path."""
+    monkeypatch.chdir(tmp_path)
+    assert resolve_uri("sqlite:///runs/a/mlflow.db", tmp_path) == f"sqlite:///{tmp_path}/runs/a/mlflow.db"
+    assert resolve_uri("sqlite:////abs/mlflow.db", tmp_path) == "sqlite:////abs/mlflow.db"
