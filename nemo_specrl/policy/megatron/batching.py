@@ -64,7 +64,7 @@ class MicroBatch:
 def unpack(x: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
     """[M, 1, ...] packed and [B, S] cells -> [S, B, ...] padded; what lies at the padding is without meaning."""
     tokens = torch.where(cells >= 0, cells, -1 - cells).T
-    return x.flatten(0, 1).index_select(0, tokens.flatten()).unflatten(0, tokens.shape)
+    return x.flatten(0, 1).index_select(0, tokens.flatten()).view(*tokens.shape, *x.shape[2:])
 
 
 def check_rows(rows: Sequence[Tokens], vocab_size: int) -> None:
