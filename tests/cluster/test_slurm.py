@@ -1,9 +1,7 @@
-"""On a real slurmctld (.ci/slurm.sh): submit, survive the time limit, requeue, finish as one run."""
+"""On a real slurmctld (.ci/slurm.sh), with a stand-in for the trainer: the time limit, requeue, chains, arrays."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,55 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from nemo_specrl.cluster.jobs import Job, query
 from nemo_specrl.cluster.preflight import preflight_command
 from nemo_specrl.cluster.status import collect
-from nemo_specrl.cluster.submit import submit, submit_command
+from nemo_specrl.cluster.submit import submit
 from nemo_specrl.config.cluster import ClusterConfig
 from nemo_specrl.config.run import RunConfig
-from nemo_specrl.tracking.spool import EVENTS, read_events
+from tests.cluster.slurm import NEEDS_SLURM, environment, over, wait_for
 
-ROOT = Path(__file__).parents[2]
+__all__ = ["environment"]
+pytestmark = NEEDS_SLURM
 STAND_IN = Path(__file__).with_name("stand_in.py")
-
-
-def _slurm_answers() -> bool:
-    if shutil.which("sinfo") is None:
-        return False
-    return subprocess.run(["sinfo", "-h"], capture_output=True, timeout=30).returncode == 0
-
-
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.skipif(not _slurm_answers(), reason="no Slurm: . .ci/slurm.sh starts one"),
-    pytest.mark.timeout(1500),
-]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        for name in [name for name in os.environ if name.startswith(("MLFLOW_", "SLURM_JOB", "NEMO_SPECRL"))]:
-            patch.delenv(name)
-        yield
-
-
-def wait_for(job_id: str, done: Callable[[Job], bool], limit_s: float) -> Job:
-    """The job, once `done` holds."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        job = query([job_id]).get(job_id)
-        if job is not None and done(job):
-            return job
-        time.sleep(0.5)
-    raise AssertionError(f"job {job_id} is still {query([job_id])}")
-
-
-def over(job: Job) -> bool:
-    return job.ended
 
 
 def stand_in(folder: Path, *overrides: str, **cluster: object) -> str:
@@ -85,7 +44,7 @@ JOBS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory, _environment) -> Iterator[Callable[[str], tuple[Path, str]]]:
+def jobs(tmp_path_factory, environment) -> Iterator[Callable[[str], tuple[Path, str]]]:
     """Folder and id of each stand-in job. All are submitted at once: they wait for slurmctld's clock, not for a CPU."""
     submitted = {}
     for name, (overrides, cluster) in JOBS.items():
@@ -168,63 +127,3 @@ def test_preflight_on_two_nodes(tmp_path, capsys):
     assert "node2: 0 GPU(s)" in shown.out
     assert preflight_command([*words, "cluster.gpus_per_node=1", "cluster.gpu_request=none"]) == 1
     assert "node2: sees 0 of 1 GPUs" in capsys.readouterr().err
-
-
-def mlflow_runs(folder: Path) -> list:
-    """All runs of the sqlite file beside the output folders."""
-    from mlflow.tracking import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    return list(client.search_runs([e.experiment_id for e in client.search_experiments()]))
-
-
-def metric_steps(folder: Path, run_id: str, key: str) -> list[int]:
-    from mlflow.tracking import MlflowClient
-
-    history = MlflowClient(f"sqlite:///{folder}/mlflow.db").get_metric_history(run_id, key)
-    return [point.step for point in history]
-
-
-def training(folder: Path, *overrides: str) -> str:
-    """Submit a real tiny training; the job id."""
-    words = ["experiment=tiny", f"output_dir={folder}", f"cluster.python={sys.executable}", "gate.enabled=false"]
-    assert submit_command([*words, *overrides]) == 0
-    return collect(folder)[0].job_id.partition("_")[0]
-
-
-def test_a_real_training_over_two_nodes_is_one_run_across_requeues(tmp_path):
-    """Two nodes, torchrun, TP=2. The warning comes early in each attempt, so each does one step and is requeued."""
-    folder = tmp_path / "two_nodes"
-    limits = ["cluster.time=15", "cluster.stop_before_end_s=880"]
-    job_id = training(folder, *limits, "cluster.nodes=2", "policy.tensor_parallel=2", "trainer.max_steps=2")
-    job = wait_for(job_id, over, 1400)
-    (status,) = collect(folder)
-    assert job.state == "COMPLETED", Path(status.log).read_text()[-3000:]
-    assert len(status.attempts) == 2
-    assert status.attempts[0].why
-    (run,) = mlflow_runs(tmp_path)
-    assert run.info.status == "FINISHED"
-    assert metric_steps(tmp_path, run.info.run_id, "reward/mean") == [1, 2]
-    starts = [event for event in read_events(folder / EVENTS) if event["kind"] == "start"]
-    assert len(starts) == 2, "rank 0 alone records"
-    for node in ("node1", "node2"):
-        assert f"system/{node}/cpu_percent" in run.data.metrics
-
-
-def test_a_seed_array_with_one_task_cancelled_and_a_crash(tmp_path):
-    array = tmp_path / "array"
-    array_id = training(array, "cluster.seeds=[0,1,2]", "cluster.max_parallel=2", "trainer.max_steps=1")
-    for task in (0, 1):  # Slurm keeps no record of a task that is cancelled before its array was split up
-        wait_for(f"{array_id}_{task}", lambda job: job.state != "PENDING", 600)
-    subprocess.run(["scancel", f"{array_id}_2"], check=True)
-    # Rewards that cannot be verified in time stop the run.
-    crash_id = training(tmp_path / "crash", "reward.timeout_s=1e-9", "trainer.max_steps=1")
-    assert wait_for(crash_id, over, 1400).state == "FAILED"
-    states = [wait_for(f"{array_id}_{task}", over, 1400).state for task in range(3)]
-    assert states == ["COMPLETED", "COMPLETED", "CANCELLED"]
-    assert [row.state for row in collect(array)] == states
-    (parent,) = [run for run in mlflow_runs(array) if "mlflow.parentRunId" not in run.data.tags]
-    children = [run for run in mlflow_runs(array) if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert sorted(run.data.params["seed"] for run in children) == ["0", "1"]
-    assert {run.info.status for run in children} == {"FINISHED"}
-    assert [run.info.status for run in mlflow_runs(tmp_path)] == ["FAILED"]
