@@ -25,7 +25,7 @@ def alone(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 def test_the_policy_is_bit_for_bit_the_same_with_a_head(alone: dict[str, Any]) -> None:
     assert alone["isolated"]
     moved = max(float((alone["after"][n] - t).abs().max()) for n, t in alone["before"].items())
-    assert moved > 1000 * TOLERANCE, "the head did not learn, so its isolation proves nothing"
+    assert moved > 100 * TOLERANCE, "the head did not learn, so its isolation proves nothing"
 
 
 def test_a_loaded_head_continues_bit_identically(alone: dict[str, Any]) -> None:
