@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point of the console script. Exits 2 on a user's error, with the remedy and without a traceback."""
+    """Entry point of the console script. Exits 2 on a user's error (1 on a full disk), with the remedy and without a
+    traceback."""
     sys.exit(run(list(sys.argv[1:] if argv is None else argv)))
 
 
@@ -134,8 +136,15 @@ def run(args: list[str]) -> int:
     try:
         return VERBS[args[0]].run(args[1:])
     except ValueError as error:
+        if not raised_by_us(error):
+            raise
         print(f"nemo-specrl {args[0]}: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"nemo-specrl {args[0]}: {error.strerror}", file=sys.stderr)
+        return 1
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("nemo_specrl", ""):
             raise
@@ -148,6 +157,14 @@ def run(args: list[str]) -> int:
     except KeyboardInterrupt:
         print("nemo-specrl: interrupted", file=sys.stderr)
         return 130
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Whether code of ours said it, with a remedy. A library's ValueError within a step needs its traceback."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__")).split(".")[0] == __package__
 
 
 if __name__ == "__main__":

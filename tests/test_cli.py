@@ -1,5 +1,7 @@
 """The command table: what a user sees first."""
 
+import errno
+import json
 import subprocess
 import sys
 import time
@@ -38,6 +40,23 @@ def test_user_errors_have_no_traceback(capsys: pytest.CaptureFixture[str]) -> No
     err = capsys.readouterr().err
     assert "reuse.topk" in err
     assert "Traceback" not in err
+
+
+def test_a_librarys_value_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.VERBS, "train", cli.Verb("", lambda args: len(json.loads("not json"))))
+    with pytest.raises(json.JSONDecodeError):
+        cli.run(["train"])
+
+
+def test_a_full_disk_is_said_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(args: list[str]) -> int:
+        raise OSError(errno.ENOSPC, "no space left for a checkpoint; earlier checkpoints are intact")
+
+    monkeypatch.setitem(cli.VERBS, "train", cli.Verb("", save))
+    assert cli.run(["train"]) == 1
+    assert capsys.readouterr().err == (
+        "nemo-specrl train: no space left for a checkpoint; earlier checkpoints are intact\n"
+    )
 
 
 def test_dump_config_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:

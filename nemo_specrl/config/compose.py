@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -68,6 +69,8 @@ def compose_tree(
 
 def to_run_config(tree: DictConfig) -> RunConfig:
     """Frozen dataclasses from a composed tree, validated across fields."""
+    if OmegaConf.get_type(tree) is not RunConfig:  # the output of --dump-config, or a file without `run_schema`
+        tree = _on_schema(tree)
     if missing := sorted(OmegaConf.missing_keys(tree)):
         raise ValueError(f"no value for {', '.join(missing)}: give {missing[0]}=...")
     try:
@@ -87,10 +90,15 @@ def resolved(run: RunConfig) -> dict[str, Any]:
 
 def load_resolved(values: dict[str, Any]) -> RunConfig:
     """The run that `resolved` dumped."""
+    return to_run_config(OmegaConf.create(values))
+
+
+def _on_schema(tree: DictConfig) -> DictConfig:
+    """Plain data as a typed tree. ValueError for what is no run of this version."""
     schema = OmegaConf.structured(RunConfig)
     _thaw(schema)
     try:
-        return to_run_config(cast(DictConfig, OmegaConf.merge(schema, OmegaConf.create(values))))
+        return cast(DictConfig, OmegaConf.merge(schema, tree))
     except OmegaConfBaseException as error:
         raise ValueError(f"not a configuration of this version of nemo-specrl: {error}") from error
 
@@ -107,8 +115,32 @@ def schema_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, 
 
 
 def open_dict_override(override: str) -> str:
-    """`a.b.new=1` -> `++a.b.new=1` where a.b is declared as an open dict; everything else unchanged."""
+    """`a.b.new=1` -> `++a.b.new=1` where a.b is declared as an open dict; everything else unchanged.
+
+    The whole dict may be given, too: `a.b={new: 1}`, the same as JSON, or null for none."""
+    key, equals, value = override.partition("=")
+    if f"{key}." in _open_dicts() and equals:
+        return f"++{key}={_hydra_dict(value)}"
     return f"++{override}" if override.startswith(_open_dicts()) else override
+
+
+def _hydra_dict(value: str) -> str:
+    """JSON's object or null in Hydra's notation; anything else unchanged."""
+    try:
+        given = json.loads(value.strip("'"))
+    except json.JSONDecodeError:
+        return value
+    if given is None:
+        return "{}"
+    return _hydra_value(given) if isinstance(given, dict) else value
+
+
+def _hydra_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_hydra_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_hydra_value, value)) + "]"
+    return hydra_quote(value) if isinstance(value, str) else json.dumps(value)
 
 
 def hydra_quote(value: str) -> str:

@@ -27,4 +27,5 @@ class ReuseConfig:
     delay: int = 1
     """Draft from the rollouts of so many epochs ago (the paper's ablation: 2)."""
     cache_mib: int = 4096
-    """Bound of the cache in MiB; the oldest rollouts are dropped first."""
+    """Bound of the cache in MiB; the oldest rollouts are dropped first. It should hold two epochs of rollouts:
+    12 bytes a token, with candidates stored 8 * topk more; `cache/dropped` counts what did not fit."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from operator import attrgetter
+from typing import Any
 
 from nemo_specrl.config.run import RunConfig
 
@@ -67,10 +70,25 @@ AT_LEAST: dict[str, float] = {
     "bench.repeats": 1,
     "bench.from_epoch": 1,
     "bench.rollouts_per_slot": 1,
+    "drafter.max_active": 1,
+    "engine.threads": 0,
+    "policy.weight_decay": 0,
+    "policy.min_lr": 0,
+    "gate.logprob_warn": 0,
+    "trainer.val_prompts": 0,
 }
+POSITIVE = (
+    "reward.timeout_s",
+    "engine.kv_cache_gib",
+    "engine.start_timeout_s",
+    "gate.logprob_breach",
+    "policy.eps",
+    "sampling.temperature",
+)
+SHARES = ("reward.max_error_fraction", "drafter.min_probability")
+"""Must lie in [0, 1]."""
 DEFAULT_LOG_LENIENCE = {"grpo": 0.5, "dapo": 0.15}
 """SPEC-RL's default ell = e^x per algorithm (arXiv 2509.23232)."""
-EXACT_RULES = ("exact", "block", "one_hot")
 BIASED_RULES = ("lenient", "full", "random")
 
 
@@ -108,14 +126,31 @@ def _faults(run: RunConfig) -> Iterator[str]:
         value = attrgetter(key)(run)
         if value < least:
             yield f"{key}={value}: must be at least {least:g}"
+    for key in POSITIVE:
+        if not attrgetter(key)(run) > 0:
+            yield f"{key}={attrgetter(key)(run)}: must be positive"
+    for key in SHARES:
+        if not 0 <= attrgetter(key)(run) <= 1:
+            yield f"{key}={attrgetter(key)(run)}: must lie between 0 and 1"
+    for key, value in _floats(run):
+        if not math.isfinite(value):
+            yield f"{key}={value}: must be a finite number"
     yield from _sampling_faults(run)
     yield from _reuse_faults(run)
     yield from _loop_faults(run)
 
 
+def _floats(part: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every float field and its key."""
+    for item in fields(part):
+        value = getattr(part, item.name)
+        if is_dataclass(value):
+            yield from _floats(value, f"{prefix}{item.name}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{item.name}", value
+
+
 def _sampling_faults(run: RunConfig) -> Iterator[str]:
-    if not run.sampling.temperature > 0:
-        yield f"sampling.temperature={run.sampling.temperature}: must be positive; rollouts are sampled, not greedy"
     if not 0 < run.sampling.top_p <= 1:
         yield f"sampling.top_p={run.sampling.top_p}: must be in (0, 1]"
     if run.sampling.max_new_tokens >= run.model.max_length:
@@ -172,6 +207,13 @@ def _loop_faults(run: RunConfig) -> Iterator[str]:
         yield f"trainer.max_steps={trainer.max_steps}: must be at least 1, or null for all epochs"
     if not run.bench.slots or min(run.bench.slots) < 1:
         yield f"bench.slots={list(run.bench.slots)}: give at least one number of engine slots, e.g. [1,8,32]"
+    if not all(0 <= beta < 1 for beta in run.policy.betas):
+        yield f"policy.betas={list(run.policy.betas)}: each must lie in [0, 1)"
+    for key, text in (("name", run.name), ("output_dir", run.output_dir)):
+        if not text.strip():
+            yield f"{key} is empty: give one"
+    if run.data.limit is not None and run.data.limit < 1:
+        yield f"data.limit={run.data.limit}: must be at least 1, or null for all rows"
     if not run.data.source:
         yield "data.source is empty: give a file, or a datasets name"
     if "{prompt}" not in run.data.prompt_template:

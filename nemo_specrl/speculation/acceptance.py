@@ -23,9 +23,6 @@ from numpy.typing import NDArray
 Probs: TypeAlias = NDArray[np.floating[Any]]
 Ids: TypeAlias = NDArray[np.integer]
 
-DEFAULT_LOG_LENIENCE = {"grpo": 0.5, "ppo": 0.3, "dapo": 0.15}
-"""SPEC-RL's defaults of log(ell) per algorithm (arXiv 2509.23232)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Evidence:

@@ -41,7 +41,6 @@ class RolloutCache:
         self.max_bytes, self.delay, self.max_age, self.keep = max_bytes, delay, max_age, max(keep, max_age)
         self._rollouts: OrderedDict[Key, Rollout] = OrderedDict()
         self._epochs: dict[tuple[str, int], list[int]] = {}
-        self._slots: dict[str, set[int]] = {}
         self.bytes = 0
         """Bytes held now."""
         self.counts = {"hits": 0, "misses": 0, "dropped": 0, "expired": 0}
@@ -67,7 +66,6 @@ class RolloutCache:
             self._remove(key)
         self._rollouts[key] = rollout.with_(policy_logprobs=None)
         self._epochs.setdefault(key[1:], []).append(epoch)
-        self._slots.setdefault(rollout.prompt_key, set()).add(rollout.slot)
         self.bytes += size
         self._shrink("expired", lambda oldest: oldest[0] < epoch - self.keep)
         self._shrink("dropped", lambda _: self.bytes > self.max_bytes)
@@ -78,15 +76,11 @@ class RolloutCache:
         self.counts["hits" if ages else "misses"] += 1
         return self._rollouts[(epoch - min(ages), prompt_key, slot)] if ages else None
 
-    def history(self, prompt_key: str, epoch: int, window: int) -> list[Rollout]:
-        """All slots' rollouts of a prompt from the `window` epochs before `epoch`, oldest epoch first."""
-        found = [
-            (e, slot)
-            for slot in self._slots.get(prompt_key, ())
-            for e in self._epochs[(prompt_key, slot)]
-            if 1 <= epoch - e <= window
-        ]
-        return [self._rollouts[(e, prompt_key, slot)] for e, slot in sorted(found)]
+    def metrics(self) -> dict[str, float]:
+        """`cache/*`: what is held now, and the counts. Where much is dropped an epoch does not fit into
+        `reuse.cache_mib`, and what is dropped is what the next epoch would have asked for first."""
+        held = {"cache/rollouts": float(len(self)), "cache/mib": self.bytes / 2**20}
+        return held | {f"cache/{what}": float(count) for what, count in self.counts.items()}
 
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write everything to `folder / name`, which is replaced only once the new file is complete and on disk.
@@ -138,9 +132,6 @@ class RolloutCache:
         epochs.remove(key[0])
         if not epochs:
             del self._epochs[key[1:]]
-            self._slots[key[1]].discard(key[2])
-            if not self._slots[key[1]]:
-                del self._slots[key[1]]
 
     def _write(self, archive: zipfile.ZipFile) -> None:
         """One flat array per field, one field at a time, so that saving never holds the cache twice."""

@@ -87,6 +87,8 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
     metrics |= {name if name.startswith("draft/") else f"train/{name}": value for name, value in trained.items()}
     metrics |= batch.metrics() | entropy | canary | reward_metrics(values, valid, rollouts)
     metrics |= acceptance_by_reward(batch.row_spec, values, valid)
+    if run.reuse.rule != "off":
+        metrics |= parts.cache.metrics()
     metrics |= {"train/epoch": plan.epoch, "train/policy_version": policy.version}
     return StepResult(metrics, prompts, rollouts, rewards)
 
@@ -117,7 +119,8 @@ def with_policy_logprobs(
     for i, score in zip(todo, scores, strict=True):
         rollout = rollouts[i]
         out[i] = rollout.with_(policy_logprobs=score.logprobs)
-        fresh = slice(rollout.reused, None)
+        # The token behind a prefix may be the verification's own draw, told by the rule's law and not the engine's.
+        fresh = slice(rollout.reused + 1, None)
         gap = np.abs(score.logprobs[fresh] - rollout.logprobs[fresh])
         gap_sum, gap_n = gap_sum + float(gap.sum()), gap_n + gap.size
         gap_max = max(gap_max, float(gap.max(initial=0.0)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_specrl import cli
 from nemo_specrl.config import compose as c
 from nemo_specrl.config.reference import field_docs, reference
 from nemo_specrl.config.run import RunConfig
@@ -52,6 +53,41 @@ def test_open_dicts_take_new_keys_and_closed_ones_do_not() -> None:
     assert run.engine.vllm_kwargs == {"swap_space": 1}
     with pytest.raises(ValueError, match="unknown key"):
         c.compose(["policy.new=1"])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("{a:1,b:{c:[1,x]}}", {"a": 1, "b": {"c": [1, "x"]}}),
+        ('{"a": 1, "b": {"c": [1, "x y", null, true]}}', {"a": 1, "b": {"c": [1, "x y", None, True]}}),
+        ("""'{"a": 1}'""", {"a": 1}),
+        ("null", {}),
+        ("{}", {}),
+    ],
+)
+def test_an_open_dict_may_be_given_whole_as_json_or_null(value: str, expected: dict[str, object]) -> None:
+    """verl#3037, lm-eval#2882: a dict where a string was wanted, and the other way round; null is none."""
+    assert c.compose([f"engine.vllm_kwargs={value}"]).engine.vllm_kwargs == expected
+
+
+def test_what_is_no_dict_is_refused() -> None:
+    with pytest.raises(ValueError, match="engine.vllm_kwargs"):
+        c.compose(["engine.vllm_kwargs=3"])
+
+
+def test_a_dumped_configuration_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """speculators#841: what --dump-config printed can be given back with --config-path."""
+    assert cli.run(["train", "experiment=spec_rl_corrected", "drafter.speculative_config.a=1", "--dump-config"]) == 0
+    (tmp_path / "mine.yaml").write_text(capsys.readouterr().out)
+    run = c.compose(["experiment=spec_rl_corrected", "drafter.speculative_config.a=1"])
+    assert c.compose([], config_dir=tmp_path, config_name="mine") == run
+    assert c.compose(["seed=3"], config_dir=tmp_path, config_name="mine") == dataclasses.replace(run, seed=3)
+
+
+def test_a_file_of_another_version_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("polcy:\n  lr: 1\n")
+    with pytest.raises(ValueError, match="not a configuration of this version"):
+        c.compose([], config_dir=tmp_path, config_name="old")
 
 
 def test_resolved_dump_reloads_to_the_same_run() -> None:

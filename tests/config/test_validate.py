@@ -9,7 +9,8 @@ from nemo_specrl.config.validate import CHOICES, log_lenience, lossy_stamp
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["sampling.temperature=0"], "must be positive"),
+        (["sampling.temperature=0"], "temperature=0.0: must be positive"),
+        (["sampling.temperature=nan"], "must be positive"),
         (["sampling.top_p=1.5"], r"must be in \(0, 1\]"),
         (["sampling.max_new_tokens=512", "model.max_length=512"], "no room for a prompt"),
         (["reuse=exact", "reuse.log_lenience=0.3"], "for reuse.rule=lenient only"),
@@ -30,6 +31,16 @@ from nemo_specrl.config.validate import CHOICES, log_lenience, lossy_stamp
         (["data.prompt_template=hello"], "must contain"),
         (["reuse.rule=lenientt"], "must be one of"),
         (["engine.gpu_memory_utilization=0"], "gpu_memory_utilization"),
+        (["reward.timeout_s=0"], "timeout_s=0.0: must be positive"),
+        (["reward.max_error_fraction=2"], "between 0 and 1"),
+        (["drafter.min_probability=-0.1"], "between 0 and 1"),
+        (["policy.betas=[0.9,1]"], r"each must lie in \[0, 1\)"),
+        (["policy.lr=nan"], "policy.lr=nan: must be a finite number"),
+        (["drafter.head.lr=inf"], "drafter.head.lr=inf: must be a finite number"),
+        (["data.limit=0"], "null for all rows"),
+        (["name=''"], "name is empty"),
+        (["output_dir=' '"], "output_dir is empty"),
+        (["trainer.val_prompts=-1"], "at least 0"),
     ],
 )
 def test_impossible_combinations(overrides: list[str], message: str) -> None:

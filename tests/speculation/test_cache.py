@@ -74,16 +74,11 @@ def test_delay_skips_the_newest() -> None:
     assert same(made(seed=1), found)
 
 
-def test_history_gives_all_slots_of_the_window_oldest_first() -> None:
-    cache = RolloutCache(ROOM, keep=5)
-    for epoch in range(5):
-        for slot in (1, 0):
-            cache.put(made("a", slot, seed=10 * epoch + slot), epoch)
-    cache.put(made("b"), 4)
-    found = cache.history("a", 5, 2)
-    assert [r.reused for r in found] == [min(s, 4) for s in (30, 31, 40, 41)]
-    assert all(same(made("a", s % 10, seed=s), r) for s, r in zip((30, 31, 40, 41), found, strict=True))
-    assert cache.history("c", 5, 2) == []
+def test_a_drafters_window_is_kept_beyond_the_age_of_reuse() -> None:
+    cache = RolloutCache(ROOM, max_age=2, keep=4)
+    for epoch in range(6):
+        cache.put(made(seed=epoch), epoch)
+    assert [epoch for epoch, _ in cache] == [1, 2, 3, 4, 5]
 
 
 def test_old_epochs_expire_and_a_second_put_replaces() -> None:
@@ -113,6 +108,10 @@ def test_bytes_are_bounded_and_the_oldest_go_first() -> None:
     cache.put(made(slot=9, length=1000, k=20), 0)
     assert len(cache) == 3, "one that alone is too large is not traded for all others"
     assert cache.counts["dropped"] == 3
+    assert cache.metrics() == {
+        "cache/rollouts": 3, "cache/mib": 3 * one / 2**20,
+        "cache/hits": 0, "cache/misses": 1, "cache/dropped": 3, "cache/expired": 0,
+    }  # fmt: skip
 
 
 @settings(max_examples=15, deadline=None)
