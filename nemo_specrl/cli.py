@@ -143,7 +143,8 @@ def run(args: list[str]) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        print(f"nemo-specrl {args[0]}: {error.strerror}", file=sys.stderr)
+        where = f" at {error.filename}: free some space and start the same command again" if error.filename else ""
+        print(f"nemo-specrl {args[0]}: {error.strerror}{where}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("nemo_specrl", ""):

@@ -154,3 +154,15 @@ def _tokenizer_eos(folder: Path) -> int | None:
     if (folder / "tokenizer.json").is_file():
         added += read_json(folder / "tokenizer.json").get("added_tokens", [])
     return next((token["id"] for token in added if token["content"] == content), None)
+
+
+def vocabulary(folder: Path) -> dict[str, int]:
+    """Token -> id of tokenizer.json; empty where there is none, or it is not of the kind that lists ids."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return {}
+    content = read_json(path)
+    tokens = content.get("model", {}).get("vocab")
+    if not isinstance(tokens, dict):
+        return {}
+    return tokens | {token["content"]: token["id"] for token in content.get("added_tokens", [])}

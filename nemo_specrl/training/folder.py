@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 from nemo_specrl.config.compose import resolved
 from nemo_specrl.config.run import RunConfig
 
+_log = logging.getLogger(__name__)
 RUN_FILE = "run.json"
 IDENTITY = (
     "seed", "model.path", "model.revision", "model.tokenizer", "model.max_length", "data", "reward.name", "algorithm",
@@ -26,7 +28,11 @@ def check_folder(run: RunConfig, folder: Path) -> None:
     """ValueError, before anything heavy is loaded, when the folder belongs to another run."""
     known = folder / RUN_FILE
     if known.exists():
-        check_same_run(json.loads(known.read_text()), resolved(run), folder)
+        try:
+            before = json.loads(known.read_text())
+        except ValueError as error:
+            raise ValueError(f"{known} is damaged ({error}): choose another output_dir, or restore the file") from error
+        check_same_run(before, resolved(run), folder)
 
 
 @contextmanager
@@ -42,10 +48,12 @@ def claim(run: RunConfig, *, folder: Path, resume: bool) -> Iterator[bool]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ValueError(
                 f"output_dir={folder} is in use by another process: wait for it, stop it, or choose another output_dir"
             ) from error
+        except OSError as error:  # Lustre and NFS may be mounted without locks
+            _log.warning("no file locks in %s (%s): see to it that one process uses it", folder, error.strerror)
         known = folder / RUN_FILE
         continued = known.exists()
         if continued:

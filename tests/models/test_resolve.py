@@ -230,6 +230,21 @@ def test_a_tokenizer_from_elsewhere(folder):
     assert len(load_tokenizer(model)) == 103
 
 
+def test_a_tokenizer_of_another_model(folder, tmp_path):
+    """Smaller than the model, so that its length says nothing: the tokens do."""
+    foreign = tmp_path / "foreign"
+    shutil.copytree(folder, foreign)
+    content = json.loads((foreign / "tokenizer.json").read_text())
+    tokens = content["model"]["vocab"]
+    letters = [token for token in tokens if len(token) == 1 and token.isalpha()]
+    numbers = [tokens[letter] for letter in letters]
+    tokens |= dict(zip(letters, reversed(numbers), strict=True))
+    (foreign / "tokenizer.json").write_text(json.dumps(content))
+    model = resolve_model(ModelConfig(path=str(folder), tokenizer=str(foreign), max_length=512))
+    with pytest.raises(ValueError, match=r"52 of its 103 tokens have other ids"):
+        load_tokenizer(model)
+
+
 def test_a_broken_tokenizer(folder):
     (folder / "tokenizer.json").write_text('{"added_tokens": [], "model": {}}')
     with pytest.raises(ValueError, match="does not load"):

@@ -1,12 +1,14 @@
 """The output folder: one run, one process."""
 
+import errno
+import fcntl
 import json
 from pathlib import Path
 
 import pytest
 
 from nemo_specrl.config.compose import compose, resolved
-from nemo_specrl.training.folder import RUN_FILE, claim
+from nemo_specrl.training.folder import RUN_FILE, check_folder, claim
 
 
 def test_first_claim_then_continue(tmp_path: Path) -> None:
@@ -61,3 +63,23 @@ def test_not_writable_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="cannot write to output_dir"):
         claim(compose([]), folder=tmp_path / "file" / "x", resume=True).__enter__()
+
+
+def test_a_damaged_record_is_said(tmp_path: Path) -> None:
+    (tmp_path / RUN_FILE).write_text("{")
+    with pytest.raises(ValueError, match="is damaged"):
+        check_folder(compose([]), tmp_path)
+
+
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lustre and NFS without locks: not "in use by another process"."""
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with claim(compose([]), folder=tmp_path, resume=True) as continued:
+        assert not continued
+    assert "no file locks" in caplog.text
