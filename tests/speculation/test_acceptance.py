@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from nemo_specrl.config.validate import BIASED_RULES, CHOICES
 from nemo_specrl.speculation.acceptance import RULES, Block, Exact, Lenient, OneHot, Rule, draw, make_rule
 from tests.speculation.enumeration import constant, evidence, gap, kept_law, mean_kept, output_law, sequences, table
 
@@ -169,3 +170,8 @@ def test_draw_inverts_the_cdf() -> None:
     assert draw(weights, 0.0) == 1
     assert draw(weights, np.nextafter(1.0, 0.0)) == 4
     assert draw(np.zeros(3), 0.5) == -1
+
+
+def test_the_configuration_knows_the_same_rules() -> None:
+    assert set(CHOICES["reuse.rule"]) == {"off", *RULES}
+    assert set(BIASED_RULES) == {name for name in RULES if not make_rule(name).exact}
