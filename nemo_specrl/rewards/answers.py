@@ -15,6 +15,7 @@ _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("{", "}"
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|textbf)\s*\{\s*([^{}]*?)\s*\}")
 _MATHS = re.compile(r"[\\^_$]")
 _WORD = re.compile(r"\S*\d\S*")
+_SEVERAL = re.compile(r"[;!<>]|,(?!\d)|\b(?:or|and)\b", flags=re.IGNORECASE)
 _CLOSE = Fraction(1, 10**6)
 
 
@@ -32,12 +33,16 @@ def extract_answer(text: str) -> str | None:
             if inner is None:
                 return None
         else:
-            spans = (text[match.end() :].partition("\n")[0] for match in _MARKER.finditer(text))
-            marked = [span for span in spans if span.strip()]
-            if not marked:
+            spans = _spans(text)
+            if not spans:
                 return _unwrap(text)
-            inner = _SENTENCE_END.sub("", marked[-1])
+            inner = _SENTENCE_END.sub("", spans[-1])
         text = inner
+
+
+def is_marked(text: str) -> bool:
+    """Whether the text says which part of it is the answer."""
+    return bool(_BOXED.search(text) or _spans(text))
 
 
 def plain_number(text: str) -> tuple[Fraction, bool] | None:
@@ -78,6 +83,12 @@ def only_number(text: str) -> tuple[Fraction, bool] | None:
     return plain_number(text) or (last_number(text) if len(_WORD.findall(text)) == 1 else None)
 
 
+def equation_end(text: str) -> tuple[Fraction, bool] | None:
+    """The number that an equation ends on ("3 + 4 = 7"); None where there are several ("x = 3 or x = 7")."""
+    head, equals, end = text.rpartition("=")
+    return only_number(end) if equals and not _SEVERAL.search(head) else None
+
+
 def same_number(gold: tuple[Fraction, bool], answer: tuple[Fraction, bool]) -> bool:
     """Equal values; a decimal may be rounded to six places of a fraction. A percent sign on one side only may mean a
     hundredth or be a unit that the other side left out, since data sets write "what percent?" both ways."""
@@ -85,6 +96,12 @@ def same_number(gold: tuple[Fraction, bool], answer: tuple[Fraction, bool]) -> b
     if a_percent == b_percent:
         return _close(a, b)
     return _close(a, b) or (_close(a / 100, b) if a_percent else _close(a, b / 100))
+
+
+def _spans(text: str) -> list[str]:
+    """What follows each of "answer is", "Answer:", "####" on its line, where something does."""
+    spans = (text[match.end() :].partition("\n")[0] for match in _MARKER.finditer(text))
+    return [span for span in spans if span.strip()]
 
 
 def _close(a: Fraction, b: Fraction) -> bool:

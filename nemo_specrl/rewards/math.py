@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from nemo_specrl.rewards.answers import extract_answer, last_number, only_number, plain_number, same_number
+from nemo_specrl.rewards.answers import (
+    equation_end,
+    extract_answer,
+    is_marked,
+    last_number,
+    only_number,
+    plain_number,
+    same_number,
+)
 from nemo_specrl.rewards.base import RewardResult
 from nemo_specrl.types import Prompt
 
@@ -42,8 +50,9 @@ def is_right(gold: str, response: str) -> bool:
         return True
     expected = plain_number(reference)
     if expected is not None:
-        marked = len(answer) < len(response.strip()) // 2 or "boxed" in response
-        found = only_number(answer) or (None if marked else last_number(answer))
+        # Only prose is searched for the number that it ends on: "#### 12 or 13" is two answers, and not 13.
+        last = equation_end if is_marked(response) else last_number
+        found = only_number(answer) or last(answer)
         if found is not None:
             return same_number(expected, found)
     from nemo_specrl.rewards.symbolic import symbolic_equal

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_specrl.rewards.answers import extract_answer, last_number, only_number, plain_number, same_number
+from nemo_specrl.rewards.answers import (
+    equation_end,
+    extract_answer,
+    is_marked,
+    last_number,
+    only_number,
+    plain_number,
+    same_number,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +44,21 @@ def test_the_answers_own_text(text, answer):
 @pytest.mark.parametrize("text", [r"\boxed{5", r"the answer is 5 and \boxed{\frac{1}{2}", r"\boxed{1} then \boxed{2"])
 def test_a_box_that_is_never_closed_is_no_answer(text):
     assert extract_answer(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "marked"),
+    [
+        ("it is 7", False),
+        ("", False),
+        ("The answer is", False),
+        ("#### 7", True),
+        (r"\boxed{7", True),
+        ("Answer: 7", True),
+    ],
+)
+def test_whether_an_answer_is_marked(text, marked):
+    assert is_marked(text) is marked
 
 
 _PIECES = st.sampled_from(
@@ -104,6 +127,22 @@ def test_the_only_number_of_an_answer():
     assert only_number("7 apples") == (7, False)
     assert only_number("x = 7") == (7, False)
     assert only_number("5 or 6") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3 + 4 = 7", 7),
+        ("1,000 + 1 = 1,001", 1001),
+        ("x = 7 apples", 7),
+        ("x = 3 or x = 7", None),
+        ("x = 3, y = 7", None),
+        ("3 != 7", None),
+        ("7", None),
+    ],
+)
+def test_the_number_that_an_equation_ends_on(text, value):
+    assert equation_end(text) == (None if value is None else (value, False))
 
 
 @pytest.mark.parametrize(

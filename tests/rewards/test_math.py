@@ -35,6 +35,20 @@ KINDS = [
     (r"e^{i\pi}", r"\boxed{-1}", True),
     (r"2\sqrt{3}", "The answer is 2*sqrt(3).", True),
 ]
+# several answers at once are no answer, wherever the right one stands among them
+HEDGED = [
+    ("13", "#### 12 or 13", False),
+    ("13", "Answer: 12 or 13", False),
+    ("13", "Answer: 12, 13", False),
+    ("13", "The answer is 12 or 13.", False),
+    ("13", r"\boxed{12, 13}", False),
+    ("13", r"\boxed{12 \text{ or } 13}", False),
+    ("7", "Answer: x = 3 or x = 7", False),
+    ("7", "Answer: 3 + 4 = 7", True),
+    ("3", "Answer: 3 + 4 = 7", False),
+    ("13", "Answer: 13", True),
+    ("13", "Answer: 13 apples", True),
+]
 ORDINARY = [
     ("7", "3 + 4 = 7.", True),
     ("7", "$3 + 4 = 7$", True),
@@ -62,7 +76,7 @@ ORDINARY = [
 ]
 
 
-@pytest.mark.parametrize(("gold", "response", "right"), DEMANDED + KINDS + ORDINARY)
+@pytest.mark.parametrize(("gold", "response", "right"), DEMANDED + KINDS + HEDGED + ORDINARY)
 def test_verdicts(gold, response, right):
     assert is_right(gold, response) is right
 
