@@ -7,8 +7,9 @@ from fractions import Fraction
 
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 _MARKER = re.compile(r"(?:\banswer(?:\s|\*)*(?:is|:|=)(?:\s|\*)*:?|####)[ \t]*", flags=re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?<=[^\s.])[.!?](?=\s|$).*")
-_NUMBER = r"[-+−]?\s?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.\d*|(?<!\d)\.\d+)?"
+_SENTENCE_END = re.compile(r"(?<=[^\s.\\])[.!?](?=\s|$).*")
+_NUMBER = r"[-+−]?\s?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:(?<=\d)\.\d*|(?<!\d)\.\d+)?(?:(?<=\d)[eE][-+]?\d{1,3})?"
+_THIN = re.compile(r",\\!\s*(?=\d{3})")  # MATH writes thousands as 11,\! 111
 _PLAIN = re.compile(rf"(?P<top>{_NUMBER})(?:\s?/\s?(?P<bottom>\d+))?\s?(?P<percent>\\?%)?")
 _FRACTION = re.compile(r"(?P<sign>[-+−]?)\s?\\[dtc]?frac\s*\{\s*(?P<top>-?\d+)\s*\}\s*\{\s*(?P<bottom>\d+)\s*\}")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("{", "}"))
@@ -46,8 +47,9 @@ def is_marked(text: str) -> bool:
 
 
 def plain_number(text: str) -> tuple[Fraction, bool] | None:
-    """(value, whether a percent sign followed) of "7", "-1,234.50", "3/4", "\\frac{3}{4}", "50\\%"; else None."""
-    text = _unwrap(text)
+    """(value, whether a percent sign followed) of "7", "-1,234.50", "3/4", "\\frac{3}{4}", "4.5e33", "50\\%";
+    else None."""
+    text = _THIN.sub(",", _unwrap(text))
     match = _FRACTION.fullmatch(text) or _PLAIN.fullmatch(text)
     if match is None or not any(character.isdigit() for character in match["top"]):
         return None

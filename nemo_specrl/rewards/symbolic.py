@@ -19,6 +19,7 @@ _ELLIPSIS = re.compile(r"\\[lcd]?dots[cbmio]?\b|\.\.\.|…")
 _SQRT_PARENTHESES = re.compile(r"\\sqrt\s*\(([^()]*)\)")
 _NAMES = re.compile(r"(?<![\\A-Za-z])(pi|sqrt|sin|cos|tan|log|ln|exp|infinity|alpha|beta|theta)(?![A-Za-z])")
 _LATEX_NAMES = {"infinity": r"\infty"}
+_EXPONENT = re.compile(r"(?<![A-Za-z\\])(\d\.?\d*)[eE]([-+]?\d{1,3})(?![\w.])")
 _PLUS_MINUS = re.compile(r"\+\s*-")
 _SPACING = re.compile(r"\\(?:left|right|,|;|!|quad\b|displaystyle\b)|[\s$]")
 _COMMAND = re.compile(r"\\[A-Za-z]+(?:\{[A-Za-z ]*\})?")
@@ -54,7 +55,8 @@ def symbolic_equal(gold: str, answer: str) -> bool:
 
 
 def to_latex(text: str) -> str:
-    """Calculator and Python notation as LaTeX: `2*pi`, `sqrt(2)`, `14.0 + -1.0i`; LaTeX stays as it is."""
+    """Calculator and Python notation as LaTeX: `2*pi`, `sqrt(2)`, `4.5e33`, `14.0 + -1.0i`; LaTeX stays as it is."""
+    text = _EXPONENT.sub(r"\1 \\cdot 10^{\2}", text)
     text = _PLUS_MINUS.sub("-", text)
     text = _NAMES.sub(lambda match: _LATEX_NAMES.get(match[1], "\\" + match[1]), text)
     while (changed := _SQRT_PARENTHESES.sub(r"\\sqrt{\1}", text)) != text:

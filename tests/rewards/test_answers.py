@@ -32,6 +32,7 @@ from nemo_specrl.rewards.answers import (
         ("thinking...\n#### 1,234", "1,234"),
         ("the answer is 4. No, the answer is 5", "5"),
         ("the answer is $5.00", "5.00"),
+        (r"The answer is $11,\! 100$. Done", r"11,\! 100"),
         (r"Final Answer: \boxed{x^2}", "x^2"),
         ("$7$", "7"),
         ("", ""),
@@ -86,13 +87,18 @@ def test_extraction_is_idempotent(text):
         (r"50\%", 50, True),
         ("50%", 50, True),
         ("$7$", 7, False),
+        ("4.5e3", 4500, False),
+        ("-2E-3", Fraction(-1, 500), False),
+        (r"11,\! 111,\!100", 11111100, False),
     ],
 )
 def test_plain_numbers(text, value, percent):
     assert plain_number(text) == (value, percent)
 
 
-@pytest.mark.parametrize("text", ["", "-", ".", "1,2", "1,23", "2^3", "3/0", "x", "7x", "1 2", r"\sqrt{2}", "1e5"])
+@pytest.mark.parametrize(
+    "text", ["", "-", ".", "1,2", "1,23", "2^3", "3/0", "x", "7x", "1 2", r"\sqrt{2}", "1e9999", "e5"]
+)
 def test_what_is_no_plain_number(text):
     assert plain_number(text) is None
 

@@ -72,6 +72,12 @@ ORDINARY = [
     (r"9 \text{ cm}", r"\boxed{9}", True),
     ("18", r"The total is $6 \times 3 = 18$ dollars.", True),
     (r"50\%", r"\boxed{50\%}", True),
+    (r"11,\! 111,\! 100", "The answer is 11111100.", True),
+    ("4.5e33", r"\boxed{4.5 \times 10^{33}}", True),
+    (r"4.5 \times 10^{33}", r"\boxed{4.5e33}", True),
+    (r"4.5 \times 10^{33}", r"\boxed{4.5e32}", False),
+    ("100000", "#### 1e5", True),
+    (r"2e^{3}", r"\boxed{2e3}", False),
     (r"50\%", r"\boxed{\frac{1}{2}}", True),
 ]
 
