@@ -15,8 +15,9 @@ usage: nemo-specrl VERB [group=option ...] [key=value ...]
 
 {verbs}
 
-After train, bench, verify, eval, submit and prepare comes Hydra: group=option selects a file of conf/, key=value
-sets a field. Groups: model data algorithm reuse drafter schedule policy engine tracking cluster trainer experiment.
+After train, bench, verify, eval, submit, preflight and prepare comes Hydra: group=option selects a file of conf/,
+key=value sets a field. Groups: model data algorithm reuse drafter schedule policy engine tracking cluster trainer
+experiment.
 Every key, with its type and default: docs/configuration.md. Add --dump-config to print the resolved run and stop.
 
   nemo-specrl train experiment=spec_rl trainer.epochs=3      nemo-specrl bench experiment=vanilla,spec_rl

@@ -77,8 +77,10 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
         with clock.phase("update"):
             say("update")
             trained = update(parts, rollouts, values, valid, step=plan.step)
+        # A resumed history drafter learns from the cache, too; without either it would be ballast in every checkpoint.
+        remembers = run.reuse.rule != "off" or run.drafter.method == "history"
         if is_main():
-            for rollout in rollouts:
+            for rollout in rollouts if remembers else ():
                 parts.cache.put(rollout, plan.epoch)
             parts.observe(rollouts)
     clock.seconds |= {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
@@ -87,7 +89,7 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
     metrics |= {name if name.startswith("draft/") else f"train/{name}": value for name, value in trained.items()}
     metrics |= batch.metrics() | entropy | canary | reward_metrics(values, valid, rollouts)
     metrics |= acceptance_by_reward(batch.row_spec, values, valid)
-    if run.reuse.rule != "off":
+    if remembers:
         metrics |= parts.cache.metrics()
     metrics |= {"train/epoch": plan.epoch, "train/policy_version": policy.version}
     return StepResult(metrics, prompts, rollouts, rewards)
