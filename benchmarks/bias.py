@@ -148,6 +148,7 @@ def study(parts: Parts) -> dict[str, Any]:
                 found = [sequence_tv(r, x, y, ell) for r, x, y in zip(a, q, p, strict=True)]
                 sequences[name] = dataclasses.asdict(estimate(found))  # type: ignore[arg-type]
             drafts = {"training (A)": adaptivity(a, q, p), "held out (B)": adaptivity(b, q_held_out, laws(parts, b))}
+            print(json.dumps({"per sequence": sequences, "adaptivity": drafts}), flush=True)
         epochs.append({"epoch": plan.epoch + 1, **chains.step(p)})
         print(json.dumps(epochs[-1]), flush=True)
     return {
