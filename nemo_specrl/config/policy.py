@@ -16,6 +16,9 @@ class PolicyConfig:
     dtype: str = "bf16"
     """Compute precision, `bf16` (with fp32 master weights) or `fp32`; in files and on the command line also `auto`:
     bf16 where the hardware multiplies it, else fp32."""
+    hf_mapping: str = "own"
+    """Who converts Hugging Face weights to Megatron's and back: `own` (our table) or `bridge` (NVIDIA's
+    Megatron-Bridge, where it is installed). The weights, and so checkpoints, are the same."""
     micro_batch_tokens: int = 4096
     """Most padded tokens in one micro-batch. Rows of one prompt lie together; where attention is ours (not Transformer
     Engine's) their prompt is computed once and padding not at all."""

@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reuse.verifier": ("policy", "engine"),
     "schedule.name": ("fixed",),
     "policy.dtype": ("bf16", "fp32"),
+    "policy.hf_mapping": ("own", "bridge"),
     "policy.lr_schedule": ("constant", "cosine", "linear"),
     "engine.dtype": ("bf16", "fp32"),
     "trainer.name": ("local", "nemo_rl"),

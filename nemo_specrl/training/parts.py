@@ -12,6 +12,7 @@ from nemo_specrl.config.run import RunConfig
 from nemo_specrl.data import load_prompts, split_validation
 from nemo_specrl.models import ModelFolder, Tokenizer, load_tokenizer, model_digest, resolve_model
 from nemo_specrl.policy.megatron import MegatronPolicy
+from nemo_specrl.policy.megatron.bridge import auto_bridge
 from nemo_specrl.policy.megatron.parallel import init_parallel
 from nemo_specrl.rewards import Scorer
 from nemo_specrl.rollout.engine import Engine
@@ -68,6 +69,8 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
     """All parts of a run; closed in reverse order, whatever happens. Collective over ranks.
 
     The tracker is closed with the run's true status: FINISHED, FAILED (an exception) or KILLED (Ctrl-C)."""
+    if run.policy.hf_mapping == "bridge":
+        auto_bridge()
     if "WORLD_SIZE" in os.environ:  # the ranks must know each other before one of them speaks for all
         init_parallel(run.policy)
     with ExitStack() as stack:

@@ -25,6 +25,7 @@ from nemo_specrl.policy.base import LossFn, Reducer, Row, Scores, TrainRow
 from nemo_specrl.policy.megatron import batching, state
 from nemo_specrl.policy.megatron.architecture import read_architecture
 from nemo_specrl.policy.megatron.batching import MicroBatch, Tokens
+from nemo_specrl.policy.megatron.bridge import hf_mapping
 from nemo_specrl.policy.megatron.forward import POSITIONS, at_responses, run_pipeline, score_positions
 from nemo_specrl.policy.megatron.law import Law, log_probs
 from nemo_specrl.policy.megatron.loss import loss_batch, token_weights
@@ -32,14 +33,7 @@ from nemo_specrl.policy.megatron.model import DTYPES, build_model
 from nemo_specrl.policy.megatron.optimizer import build_optimizer
 from nemo_specrl.policy.megatron.parallel import init_parallel
 from nemo_specrl.policy.megatron.schedule import LearningRate
-from nemo_specrl.policy.megatron.weights import (
-    Checkpoint,
-    Slot,
-    export_weights,
-    load_weights,
-    parameters_by_slot,
-    slots,
-)
+from nemo_specrl.policy.megatron.weights import export_weights
 from nemo_specrl.policy.mtp.draft import DraftHead, Lesson, agreement_report
 from nemo_specrl.policy.mtp.weights import head_slots, write_head
 from nemo_specrl.types import FloatArray
@@ -69,7 +63,7 @@ class MegatronPolicy:
         folder = self._folder = Path(model)
         self.config = config
         self.architecture = read_architecture(folder)
-        checkpoint = Checkpoint(folder, slots(self.architecture, 1))
+        self._mapping = hf_mapping(config.hf_mapping, folder, self.architecture)
         self.layout = init_parallel(config)
         if self.layout.device.type == "cuda":
             from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
@@ -85,14 +79,7 @@ class MegatronPolicy:
         self._learning_rate = LearningRate(config, total_updates)
         self._total_updates = total_updates
         self._model = build_model(self.architecture, config, self.layout)
-        load_weights(
-            parameters_by_slot(self._model, self.architecture, self.layout),
-            slots(self.architecture, self.layout.pp),
-            checkpoint.read,
-            self.architecture,
-            self.layout,
-            DTYPES[config.dtype],
-        )
+        self._mapping.load(self._model, self.layout, DTYPES[config.dtype])
         self._ddp = DistributedDataParallel(
             self._model.config,
             DistributedDataParallelConfig(grad_reduce_in_fp32=True, check_for_nan_in_grad=False),
@@ -273,15 +260,15 @@ class MegatronPolicy:
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Hugging Face (name, tensor) pairs in `config.dtype`, complete on every rank. Collective: exhaust it on
         all ranks. A tensor may share the policy's memory, valid until the next update."""
-        return self._export(
-            parameters_by_slot(self._model, self.architecture, self.layout), slots(self.architecture, self.layout.pp)
-        )
+        return self._mapping.export(self._model, self.layout, DTYPES[self.config.dtype])
 
     def draft_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The head's (name, tensor) pairs in MiMo's layout, as `weights` gives the policy's; none without a head."""
         if self.head is None:
             return iter(())
-        return self._export(self.head.parameters(), head_slots(self.architecture, self.layout.pp))
+        parameters, table = self.head.parameters(), head_slots(self.architecture, self.layout.pp)
+        stored = self._model.config.params_dtype
+        return export_weights(parameters, table, self.architecture, self.layout, stored, DTYPES[self.config.dtype])
 
     def export_head(self, folder: Path) -> None:
         """Write the head as a folder that `drafter.head.source` takes. Collective; rank 0 writes."""
@@ -289,10 +276,6 @@ class MegatronPolicy:
         tensors = list(self.draft_weights())
         if self.layout.rank == 0:
             write_head(tensors, self._folder, folder)
-
-    def _export(self, parameters: dict[str, torch.Tensor], table: list[Slot]) -> Iterator[tuple[str, torch.Tensor]]:
-        stored = self._model.config.params_dtype
-        return export_weights(parameters, table, self.architecture, self.layout, stored, DTYPES[self.config.dtype])
 
     def save(self, folder: Path) -> None:
         """Write this rank's share of model, optimizer and schedule into `folder` (which exists)."""

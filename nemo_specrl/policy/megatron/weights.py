@@ -151,11 +151,15 @@ def load_weights(
             whole = join(slot, [read(name) for name, _ in slot.sources], architecture, layout.tp)
             mine = whole if slot.split is None else whole.chunk(layout.tp, slot.split)[layout.tp_rank]
             parameter.copy_(mine.to(dtype))
-            # Megatron sets these while it initialises, which we skip; the gradient norm counts by them.
-            parameter.tensor_model_parallel = slot.split is not None  # type: ignore[attr-defined]
-            parameter.partition_dim = -1 if slot.split is None else slot.split  # type: ignore[attr-defined]
-            parameter.partition_stride = 1  # type: ignore[attr-defined]
+            mark_split(parameter, slot)
     assert not left, f"no weights for {sorted(left)}"
+
+
+def mark_split(parameter: torch.Tensor, slot: Slot) -> None:
+    """Megatron sets these while it initialises, which we skip; the gradient norm counts by them."""
+    parameter.tensor_model_parallel = slot.split is not None  # type: ignore[attr-defined]
+    parameter.partition_dim = -1 if slot.split is None else slot.split  # type: ignore[attr-defined]
+    parameter.partition_stride = 1  # type: ignore[attr-defined]
 
 
 def export_weights(
@@ -196,6 +200,28 @@ def _gathered(
     return whole
 
 
+class OwnMapping:
+    """A model's weights from and to a Hugging Face folder, by the table of this module (`policy.hf_mapping=own`)."""
+
+    def __init__(self, folder: Path, architecture: Architecture) -> None:
+        """Raises ValueError for a folder that does not hold the architecture's weights."""
+        self._architecture = architecture
+        self._checkpoint = Checkpoint(folder, slots(architecture, 1))
+
+    def load(self, model: Any, layout: ParallelLayout, dtype: torch.dtype) -> None:
+        """Fill this rank's shard, rounded to `dtype`."""
+        parameters = parameters_by_slot(model, self._architecture, layout)
+        table = slots(self._architecture, layout.pp)
+        load_weights(parameters, table, self._checkpoint.read, self._architecture, layout, dtype)
+        self._checkpoint.close()
+
+    def export(self, model: Any, layout: ParallelLayout, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight of the folder, as `export_weights` gives it."""
+        parameters = parameters_by_slot(model, self._architecture, layout)
+        table = slots(self._architecture, layout.pp)
+        return export_weights(parameters, table, self._architecture, layout, model.config.params_dtype, dtype)
+
+
 class Checkpoint:
     """The safetensors files of a Hugging Face folder; every tensor is checked before the first is read.
 
@@ -216,6 +242,10 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         return self._open(name).get_tensor(name)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Let go of the files; `read` opens them again."""
+        self._handles = {}
 
     def _check(self, name: str, shape: Shape) -> None:
         if name not in self._files:
