@@ -24,6 +24,9 @@ class DrafterConfig:
     min_probability: float = 0.3
     """history: a draft ends where the calibrated probability that all of it is accepted falls below a bar. This is the
     bar at one active request; it rises in a straight line to 1 at max_active."""
+    min_gain: float = 0.1
+    """history: a step carries drafts only where they should gain so many tokens per active request. A step with drafts
+    costs more than one without: by about a fifth on a CPU, less on a GPU."""
     max_active: int = 32
     """history: draft only while at most so many requests are active (a rejected draft costs more, the larger
     the batch)."""

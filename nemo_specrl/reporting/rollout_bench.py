@@ -50,7 +50,8 @@ class Row:
     speed: Contrast | None
     """Against the first arm, verification counted."""
     speed_unverified: Contrast | None
-    """The same without the verification pass: what there is to gain from cheaper verifying."""
+    """The same without the verification pass: what there is to gain from cheaper verifying. None where the engine had
+    nothing to do at all."""
     new: float
     reused: float
     verified: float
@@ -110,7 +111,9 @@ def _row(found: Sequence[Measurement], base: Sequence[Measurement]) -> Row:
         seconds=mean("time/rollout_s"),
         verify_s=mean("time/verify_s"),
         speed=against(lambda m: m.values["time/rollout_s"]),
-        speed_unverified=against(lambda m: m.values["time/rollout_s"] - m.values["time/verify_s"]),
+        speed_unverified=against(lambda m: m.values["time/rollout_s"] - m.values["time/verify_s"])
+        if mean("rollout/new_tokens")
+        else None,
         new=mean("rollout/new_tokens"),
         reused=mean("rollout/reused_tokens"),
         verified=mean("rollout/verified_tokens"),

@@ -6,13 +6,15 @@ probability that the next token is reached *and* accepted falls below the bar:
 
     bar(active) = min_probability + (1 - min_probability) * (active - 1) / max_active
 
-since a drafted token costs the more, the fuller the batch; above `max_active` nothing is proposed. The probability is
-the count-based one, corrected by experience: at every step the index is asked in hindsight what it would have proposed
-where the newest token now stands, drafted or not. The token was drawn from the policy, so the hit rate of such
-predictions is the acceptance rate of a one-hot draft, kept by match length and evidence. Nothing depends on the clock
-or on chance. Verification is one-hot and lossless: whatever is proposed here changes speed only.
+since a drafted token costs the more, the fuller the batch; above `max_active` nothing is proposed. A step that carries
+any draft at all costs more than one without, so it is left without where all drafts together promise fewer than
+`min_gain` accepted tokens per active row. The probability is the count-based one, corrected by experience: at every
+step the index is asked in hindsight what it would have proposed where the newest token now stands, drafted or not. The
+token was drawn from the policy, so the hit rate of such predictions is the acceptance rate of a one-hot draft, kept by
+match length and evidence. Nothing depends on the clock or on chance. Verification is one-hot and lossless: whatever is
+proposed here changes speed only.
 
-The length budget is DAS's idea (arXiv 2511.13841), the bar and the hindsight estimate are ours.
+The length budget is DAS's idea (arXiv 2511.13841); the bar, the least gain and the hindsight estimate are ours.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class Limits(NamedTuple):
     """k, the most draft tokens of a row."""
     bar: float
     """Least probability of reaching and accepting a drafted token."""
+    gain: float
+    """Least expected number of accepted tokens per row for a step to carry drafts."""
     min_match: int
     """Shortest matched suffix; a match that reaches back to the start of the response may be shorter."""
     row_tokens: int
@@ -93,7 +97,9 @@ class HistoryDrafter:
     ) -> list[list[int]]:
         config, rows = self.config, len(fresh)
         bar = config.min_probability + (1.0 - config.min_probability) * (rows - 1) / config.max_active
-        limits = Limits(config.num_draft_tokens, float(bar), config.min_match, tokens.shape[1], self._steps, tail)
+        limits = Limits(
+            config.num_draft_tokens, float(bar), config.min_gain, config.min_match, tokens.shape[1], self._steps, tail
+        )
         self._steps += 1
         drafts = np.empty((rows, limits.tokens), np.int32)
         counts = np.zeros(rows, np.int64)
@@ -129,7 +135,7 @@ def _draft_rows(
                 if i % stride == limits.phase % stride:
                     match = longest_match(tables, prompt[i], tokens[i], start[i], before, limits.min_match, where)
                     _learn(tables.text, where, match, tokens[i, before], hits, trials)
-    longest = rest.max()
+    longest, expected = rest.max(), 0.0
     for i in range(rows):
         if prompt[i] >= 0:
             budget = min(limits.tokens, limits.row_tokens - lengths[i] - 1)
@@ -139,7 +145,10 @@ def _draft_rows(
             if limits.spread and longest > 0.0:
                 budget = min(budget, int(np.ceil(limits.tokens * rest[i] / longest)))
             match = longest_match(tables, prompt[i], tokens[i], start[i], lengths[i], limits.min_match, where)
-            counts[i] = _extend(tables.text, where, match, budget, limits.bar, hits, trials, drafts[i])
+            counts[i], gain = _extend(tables.text, where, match, budget, limits.bar, hits, trials, drafts[i])
+            expected += gain
+    if expected < limits.gain * rows:
+        counts[:] = 0
 
 
 @compiled
@@ -174,10 +183,10 @@ def _extend(
     hits: NDArray[np.float64],
     trials: NDArray[np.float64],
     draft: IntArray,
-) -> int:
-    """Follow the match: how many tokens of `draft` [k] were filled in."""
+) -> tuple[int, float]:
+    """Follow the match: (how many tokens of `draft` [k] were filled in, how many of them should be accepted)."""
     matched, found = match
-    size, reached = 0, 1.0
+    size, reached, expected = 0, 1.0, 0.0
     while size < budget and found:
         token, votes = _most_frequent(text, where, found)
         row, column = _classes(matched + size, votes, found)
@@ -187,8 +196,9 @@ def _extend(
             break
         draft[size] = token
         size += 1
+        expected += reached
         found = _follow(text, where, found, token)
-    return size
+    return size, expected
 
 
 @compiled

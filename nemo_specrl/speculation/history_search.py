@@ -46,9 +46,10 @@ def identify(tables: Tables, row: IntArray, length: int) -> tuple[int, int]:
 
 
 @compiled
-def _compare(text: IntArray, position: int, row: IntArray, start: int, length: int) -> tuple[int, int]:
-    """(-1, 0 or 1, shared tokens): the context of a position against that of row[start:length], boundary included."""
-    for j in range(DEPTH):
+def _compare(text: IntArray, position: int, row: IntArray, start: int, length: int, known: int) -> tuple[int, int]:
+    """(-1, 0 or 1, shared tokens): the context of a position against that of row[start:length], boundary included.
+    `known`: so many tokens are known to be shared."""
+    for j in range(known, DEPTH):
         mine = int(text[position - 1 - j])
         its = int(row[length - 1 - j]) if length - 1 - j >= start else BOUNDARY
         if mine != its:
@@ -70,7 +71,8 @@ def longest_match(
     below, above = 0, 0  # shared with the nearest smaller and the nearest greater or equal context
     while low < high:
         middle = (low + high) // 2
-        sign, shared = _compare(text, order[middle], row, start, length)
+        # What lies between two contexts shares with the row's at least what both of them do (Manber and Myers 1993).
+        sign, shared = _compare(text, order[middle], row, start, length, min(below, above))
         if sign < 0:
             low, below = middle + 1, shared
         else:
@@ -81,10 +83,10 @@ def longest_match(
         return matched, 0
     found = 0
     up, down = low, low - 1
-    while found < OCCURRENCES and up < last and _compare(text, order[up], row, start, length)[1] >= matched:
+    while found < OCCURRENCES and up < last and _compare(text, order[up], row, start, length, 0)[1] >= matched:
         where[found] = order[up]
         found, up = found + 1, up + 1
-    while found < OCCURRENCES and down >= first and _compare(text, order[down], row, start, length)[1] >= matched:
+    while found < OCCURRENCES and down >= first and _compare(text, order[down], row, start, length, 0)[1] >= matched:
         where[found] = order[down]
         found, down = found + 1, down - 1
     return matched, found

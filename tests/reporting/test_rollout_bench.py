@@ -64,6 +64,14 @@ def test_what_was_not_recorded_is_blank() -> None:
     assert vanilla.speed.value == pytest.approx(1.0)
 
 
+def test_without_new_tokens_there_is_no_speed_without_verification() -> None:
+    whole = measured(ARMS[1], 8, 0, 1.0, **{"rollout/new_tokens": 0.0, "time/verify_s": 0.999})
+    found = rows([measured("vanilla", 8, 0, 2.0), whole], ARMS)[1]
+    assert found.speed is not None
+    assert found.speed.value == pytest.approx(2.0)
+    assert found.speed_unverified is None
+
+
 def test_one_repetition_claims_nothing() -> None:
     exact = rows([m for m in some() if m.repeat == 0], ARMS)[1]
     assert exact.speed is not None

@@ -211,6 +211,17 @@ def test_above_max_active_nothing_is_drafted_and_below_it_the_bar_rises() -> Non
     assert len(set(sizes)) >= 4  # no cliff
 
 
+@pytest.mark.parametrize(("active", "drafting", "drafted"), [(1, 1, True), (4, 1, True), (5, 1, False), (5, 2, True)])
+def test_a_step_drafts_only_where_that_gains_enough(active: int, drafting: int, drafted: bool) -> None:
+    """Each known row should gain 0.9 tokens; with min_gain = 0.2 one pays for a batch of 4, not of 5."""
+    config = DrafterConfig("history", num_draft_tokens=1, min_probability=0.01, min_gain=0.2, max_active=10_000)
+    drafter = HistoryDrafter(config, index_of(list(range(40))))
+    drafter.trials[:], drafter.hits[:] = 1e6, 0.9e6
+    rows = [[*PROMPT, *range(5)]] * drafting + [[4, 4, 4, 4]] * (active - drafting)
+    sizes = [len(draft) for draft in propose(drafter, rows)]
+    assert sizes == [int(drafted)] * drafting + [0] * (active - drafting)
+
+
 def test_in_the_tail_rows_with_short_siblings_get_fewer() -> None:
     short, long = [70, 71], [80, 81]
     index = HistoryIndex()
