@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--config-name", default="bench_smollm2")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     run = compose(["reuse=exact", "tracking=spool", *args.overrides], config_name=args.config_name)
     with tempfile.TemporaryDirectory() as folder, build(run, Path(folder), resumed=False, track=False) as parts:
         found = study(parts)

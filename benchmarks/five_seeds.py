@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     arms = args.arms.split(",")
     done = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     known = {(d["arm"], d["seed"]) for d in done}
