@@ -5,7 +5,7 @@ Prompt positions never meet the LM head. Shapes: S positions, B rows, N response
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -74,3 +74,20 @@ def score_positions(model: Any, hidden: torch.Tensor, targets: torch.Tensor, law
         for h, t in zip(torch.split(hidden, POSITIONS), torch.split(targets, POSITIONS), strict=True)
     ]
     return tuple(torch.cat(p) for p in zip(*parts, strict=True))
+
+
+def up_to(
+    positions: int, chunks: Sequence[tuple[int, int, torch.Tensor]]
+) -> Iterator[list[tuple[int, int, torch.Tensor]]]:
+    """Consecutive chunks (row, first position, [t, H] states), so many at a time as `positions` allows: the LM head's
+    weight is the model's largest, and is read once for all of them."""
+    some: list[tuple[int, int, torch.Tensor]] = []
+    total = 0
+    for chunk in chunks:
+        if some and total + len(chunk[2]) > positions:
+            yield some
+            some, total = [], 0
+        some.append(chunk)
+        total += len(chunk[2])
+    if some:
+        yield some

@@ -26,7 +26,7 @@ from nemo_specrl.policy.megatron import batching, state
 from nemo_specrl.policy.megatron.architecture import read_architecture
 from nemo_specrl.policy.megatron.batching import MicroBatch, Tokens
 from nemo_specrl.policy.megatron.bridge import hf_mapping
-from nemo_specrl.policy.megatron.forward import POSITIONS, at_responses, run_pipeline, score_positions
+from nemo_specrl.policy.megatron.forward import POSITIONS, at_responses, run_pipeline, score_positions, up_to
 from nemo_specrl.policy.megatron.law import Law, log_probs
 from nemo_specrl.policy.megatron.loss import loss_batch, token_weights
 from nemo_specrl.policy.megatron.model import DTYPES, build_model
@@ -128,13 +128,18 @@ class MegatronPolicy:
 
         def finish(batch: MicroBatch, hidden: torch.Tensor) -> dict[int, list[Any]]:
             by_row = torch.split(at_responses(batch, hidden), list(batch.lengths))
-            return {
-                row: [
-                    reducer(row, k * POSITIONS, log_probs(self._model.logits(chunk), self.law))
-                    for k, chunk in enumerate(torch.split(states, POSITIONS))
-                ]
+            chunks = [
+                (row, k * POSITIONS, chunk)
                 for row, states in zip(batch.rows, by_row, strict=True)
-            }
+                for k, chunk in enumerate(torch.split(states, POSITIONS))
+            ]
+            found: dict[int, list[Any]] = {row: [] for row in batch.rows}
+            for some in up_to(POSITIONS, chunks):
+                logits = self._model.logits(torch.cat([states for *_, states in some]))
+                parts = torch.split(logits, [len(states) for *_, states in some])
+                for (row, first, _), part in zip(some, parts, strict=True):
+                    found[row].append(reducer(row, first, log_probs(part, self.law)))
+            return found
 
         with torch.no_grad():
             return self._results(rows, finish, [])
