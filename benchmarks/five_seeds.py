@@ -30,7 +30,7 @@ ARMS = ["vanilla", "exact", "block", "exact_history", "spec_rl", "spec_rl_correc
 SETTINGS = [
     "model=tiny", "tracking=spool", "reward.name=tests.training.letters:LowerCaseShare", "data.size=8",
     "data.digits=[1,1]", "algorithm.group_size=8", "algorithm.prompts_per_step=4", "sampling.max_new_tokens=12",
-    "reuse.topk=128", "policy.dtype=fp32", "policy.lr=3e-3", "engine.dtype=fp32", "engine.kv_cache_gib=0.1",
+    "reuse.topk=128", "policy.dtype=fp32", "policy.lr=3e-4", "engine.dtype=fp32", "engine.kv_cache_gib=0.1",
     "engine.max_num_seqs=32", "gate.canary_every=0", "trainer.epochs=1000",
 ]  # fmt: skip
 KEPT = ("reward/mean", "reuse/kept_fraction", "reuse/acceptance", "reuse/tv", "rollout/entropy", "rollout/new_tokens")

@@ -168,8 +168,11 @@ class VllmEngine:
             self._child.post("refit", str(folder), version)
             try:
                 sent = transfer.send(
-                    self._served.complete(weights), folder, ranks=self._ranks, alive=self._raise_if_answered
+                    self._served.complete(weights), folder, ranks=self._ranks, answered=self._child.answered
                 )
+            except transfer.CutShortError as error:
+                self._child.wait()  # raises what the engine met
+                raise ChildError(f"the vLLM engine ended a refit too early: {error}") from error
             except ChildError:
                 raise
             except BaseException:
@@ -187,12 +190,6 @@ class VllmEngine:
         if problems:
             raise StaleEngineError(f"the engine does not hold policy version {version}: " + "; ".join(problems[:5]))
         self._version = version
-
-    def _raise_if_answered(self) -> None:
-        """While weights are being sent an answer can only be an error."""
-        if self._child.answered():
-            self._child.wait()
-            raise ChildError("the vLLM engine answered before it had all weights")
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         """Finished rollouts of this step, for drafters that learn from history."""

@@ -36,6 +36,10 @@ def checksum(tensors: dict[str, torch.Tensor]) -> int:
     return crc
 
 
+class CutShortError(RuntimeError):
+    """The receiver ended before it had everything."""
+
+
 @contextmanager
 def private_folder() -> Iterator[Path]:
     """A folder that only this user can read, in memory where there is /dev/shm; removed afterwards."""
@@ -68,18 +72,19 @@ def send(
     folder: Path,
     *,
     ranks: int,
-    alive: Callable[[], None],
+    answered: Callable[[], bool],
     chunk_bytes: int = CHUNK_BYTES,
 ) -> set[str]:
-    """Write all chunks and wait until they were taken. `alive` is called while waiting and raises when the engine
-    can't take them any more. Returns the names that were sent."""
+    """Write all chunks and wait until they were taken. `answered` says whether the engine has ended its part.
+
+    Returns the names that were sent. CutShortError when the engine ended before it had all of them."""
     from safetensors.torch import save_file
 
     sent: set[str] = set()
     written = 0
     for group in _chunks(weights, chunk_bytes):
         if written >= 2:
-            _await(folder, written - 2, ranks, alive)
+            _await(folder, written - 2, ranks, answered)
         staging = folder / "staging"
         save_file(_unshared(group), staging)
         staging.rename(folder / f"{written:05d}.safetensors")
@@ -89,7 +94,7 @@ def send(
         written += 1
     (folder / "end").touch()
     for index in range(max(written - 2, 0), written):
-        _await(folder, index, ranks, alive)
+        _await(folder, index, ranks, answered)
     return sent
 
 
@@ -102,9 +107,14 @@ def _unshared(group: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
-def _await(folder: Path, index: int, ranks: int, alive: Callable[[], None]) -> None:
-    while any(not (folder / f"{index:05d}.done.{rank}").exists() for rank in range(ranks)):
-        alive()
+def _await(folder: Path, index: int, ranks: int, answered: Callable[[], bool]) -> None:
+    marks = [folder / f"{index:05d}.done.{rank}" for rank in range(ranks)]
+    while True:
+        over = answered()  # asked before the marks are looked at: they are all there before an answer is
+        if all(mark.exists() for mark in marks):
+            break
+        if over:
+            raise CutShortError(f"chunk {index} was not taken")
         time.sleep(_POLL_S)
     for path in folder.glob(f"{index:05d}.*"):
         path.unlink()

@@ -19,8 +19,8 @@ def weights() -> dict[str, torch.Tensor]:
     return tensors
 
 
-def nothing() -> None:
-    return None
+def never() -> bool:
+    return False
 
 
 def exchange(
@@ -35,7 +35,7 @@ def exchange(
     threads = [threading.Thread(target=take, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
         thread.start()
-    sent = transfer.send(tensors.items(), folder, ranks=ranks, alive=nothing, chunk_bytes=chunk_bytes)
+    sent = transfer.send(tensors.items(), folder, ranks=ranks, answered=never, chunk_bytes=chunk_bytes)
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
@@ -60,13 +60,30 @@ def test_at_most_two_chunks_exist_at_a_time(tmp_path: Path) -> None:
     class StuckError(Exception):
         pass
 
-    def alive() -> None:
+    def answered() -> bool:
         waits.append(len(list(tmp_path.glob("*.safetensors"))))
         raise StuckError
 
     with pytest.raises(StuckError):
-        transfer.send(weights().items(), tmp_path, ranks=1, alive=alive, chunk_bytes=1)
+        transfer.send(weights().items(), tmp_path, ranks=1, answered=answered, chunk_bytes=1)
     assert waits == [2]
+
+
+def test_an_engine_that_takes_and_answers_between_two_looks_has_taken_everything(tmp_path: Path) -> None:
+    """A fast engine ended a refit between the look at its marks and the look for its answer: taken for a failure."""
+
+    def answered() -> bool:
+        for stamp in tmp_path.glob("*.json"):
+            stamp.with_suffix(".done.0").touch()
+        return True
+
+    want = weights()
+    assert transfer.send(want.items(), tmp_path, ranks=1, answered=answered, chunk_bytes=700) == want.keys()
+
+
+def test_an_engine_that_ends_early_is_said(tmp_path: Path) -> None:
+    with pytest.raises(transfer.CutShortError, match="chunk 0 was not taken"):
+        transfer.send(weights().items(), tmp_path, ranks=1, answered=lambda: True)
 
 
 def test_a_corrupted_chunk_is_named(tmp_path: Path) -> None:
@@ -74,7 +91,7 @@ def test_a_corrupted_chunk_is_named(tmp_path: Path) -> None:
 
     mismatches: list[str] = []
     sender = threading.Thread(
-        target=transfer.send, args=({"w": torch.ones(4)}.items(), tmp_path), kwargs={"ranks": 1, "alive": nothing}
+        target=transfer.send, args=({"w": torch.ones(4)}.items(), tmp_path), kwargs={"ranks": 1, "answered": never}
     )
     sender.start()
     while not (tmp_path / "end").exists():

@@ -33,7 +33,7 @@ def test_any_order_and_any_chunks_load_the_same_trunk_and_head(order: list[str],
             target=lambda: trunk.update(without_head(transfer.receive(folder, 0, problems), head)), daemon=True
         )
         take.start()
-        transfer.send(tensors.items(), folder, ranks=1, alive=lambda: None, chunk_bytes=chunk_bytes)
+        transfer.send(tensors.items(), folder, ranks=1, answered=lambda: False, chunk_bytes=chunk_bytes)
         take.join(20)
     assert problems == []
     for got, want in ((trunk, TRUNK), (head, HEAD)):
