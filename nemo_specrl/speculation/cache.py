@@ -31,20 +31,21 @@ class RolloutCache:
 
     def __init__(self, max_bytes: int, *, delay: int = 1, max_age: int = 2, keep: int = 0) -> None:
         """`max_bytes`: bound of the arrays held. `delay`, `max_age`: `lookup` answers with the newest rollout whose
-        age in epochs lies between them. `keep`: epochs to remember if more than max_age (a history drafter's window).
+        age in epochs lies between them; what a newer one will always be found before is forgotten at once, but for
+        rollouts of the last `keep` epochs (a history drafter's window).
 
         Raises ValueError when no age could ever be right."""
         if not 1 <= delay <= max_age:
             raise ValueError(f"reuse needs 1 <= delay <= max_age, not delay={delay}, max_age={max_age}")
         if max_bytes <= 0:
             raise ValueError(f"the cache needs room, not {max_bytes} bytes; raise reuse.cache_mib")
-        self.max_bytes, self.delay, self.max_age, self.keep = max_bytes, delay, max_age, max(keep, max_age)
+        self.max_bytes, self.delay, self.max_age, self.keep = max_bytes, delay, max_age, keep
         self._rollouts: OrderedDict[Key, Rollout] = OrderedDict()
         self._epochs: dict[tuple[str, int], list[int]] = {}
         self.bytes = 0
         """Bytes held now."""
         self.counts = {"hits": 0, "misses": 0, "dropped": 0, "expired": 0}
-        """Since the run began: lookups answered and not, rollouts dropped for lack of room, and for their age."""
+        """Since the run began: lookups answered and not, rollouts dropped for lack of room, and as out of date."""
 
     def __len__(self) -> int:
         return len(self._rollouts)
@@ -67,7 +68,8 @@ class RolloutCache:
         self._rollouts[key] = rollout.with_(policy_logprobs=None)
         self._epochs.setdefault(key[1:], []).append(epoch)
         self.bytes += size
-        self._shrink("expired", lambda oldest: oldest[0] < epoch - self.keep)
+        self._forget_superseded(key)
+        self._shrink("expired", lambda oldest: oldest[0] < epoch - max(self.keep, self.max_age))
         self._shrink("dropped", lambda _: self.bytes > self.max_bytes)
 
     def lookup(self, prompt_key: str, slot: int, epoch: int) -> Rollout | None:
@@ -120,6 +122,15 @@ class RolloutCache:
             self.put(rollout, epoch)
         for what in self.counts:
             self.counts[what] += int(header["counts"][what])
+
+    def _forget_superseded(self, newest: Key) -> None:
+        """Forget older rollouts of the same prompt and slot that no lookup from this epoch on will answer with."""
+        epoch, prompt_key, slot = newest
+        epochs = self._epochs[(prompt_key, slot)]
+        found = max((e for e in epochs if e <= epoch - self.delay), default=min(epochs))
+        for old in [e for e in epochs if e < min(found, epoch - self.keep)]:
+            self._remove((old, prompt_key, slot))
+            self.counts["expired"] += 1
 
     def _shrink(self, why: str, while_true: Callable[[Key], bool]) -> None:
         while self._rollouts and while_true(oldest := next(iter(self._rollouts))):

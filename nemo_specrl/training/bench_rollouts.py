@@ -89,7 +89,7 @@ def load_recording(folder: Path, from_epoch: int) -> Recording:
     updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
     policy = MegatronPolicy(model.path, run.policy, run.sampling, seed=run.seed, total_updates=updates)
     policy.load(found.folder / "policy")
-    cache = RolloutCache(run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age)
+    cache = RolloutCache(run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age, keep=from_epoch)
     cache.load(found.folder)
     longer = dataclasses.replace(run, trainer=dataclasses.replace(run.trainer, epochs=from_epoch))
     plan = plan_steps(longer, len(prompts))[found.step]
@@ -173,7 +173,7 @@ def measure(recording: Recording, run: RunConfig, engine: Engine, arm: str, slot
 def _as_cached_by(generator: RolloutGenerator, cache: RolloutCache) -> RolloutCache:
     """What a training of this arm would have cached: no more candidates than it keeps. (Lenient reuse as published
     keeps none, and tests a token by its own q alone.)"""
-    own = RolloutCache(cache.max_bytes, delay=cache.delay, max_age=cache.max_age)
+    own = RolloutCache(cache.max_bytes, delay=cache.delay, max_age=cache.max_age, keep=cache.keep)
     for epoch, rollout in cache:
         k, topk = generator.topk, None
         if k and rollout.topk is not None:
