@@ -18,6 +18,7 @@ _PER_RUN = (
     "slurm.attempt",
     "slurm.restarts",
     "checkpoint.",
+    "gate.verdict",
     "host",
 )
 """Tags that differ between any two runs and explain nothing."""

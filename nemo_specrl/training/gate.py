@@ -121,7 +121,9 @@ def _limits(parts: Parts) -> dict[str, float]:
 def _report(parts: Parts, verdicts: Sequence[Verdict], step: int) -> None:
     """Say what is not in order, record everything, raise where training must not go on."""
     if parts.tracker is not None and len(verdicts) > 1:
-        parts.tracker.tags({"gate": "; ".join(v.text for v in verdicts)})
+        parts.tracker.tags(
+            {"gate": ", ".join(v.status for v in verdicts), "gate.verdict": "; ".join(v.text for v in verdicts)}
+        )
     for verdict in verdicts:
         if verdict.status == "warn":
             parts.progress.say(f"[yellow]gate, step {step}: {verdict.text}[/]")
