@@ -104,14 +104,14 @@ def eval_command(args: list[str]) -> int:
         "step": step,
         "prompts": len(prompts),
         "samples": run.evaluation.samples,
-        "reward_mean": found.mean(),
-        "reward_interval_95": [found.mean() - half, found.mean() + half],
+        "reward_mean": _known(found.mean()),
+        "reward_interval_95": [_known(found.mean() - half), _known(found.mean() + half)],
         "invalid": int(np.isnan(found.rewards).sum()),
         "length_mean": float(found.lengths.mean()),
         "by_source": _by_source(prompts, found),
     }
     path = folder / f"eval-{name}.json"
-    path.write_text(json.dumps(report, indent=1))
+    path.write_text(json.dumps(report, indent=1, allow_nan=False))
     parts.progress.say(
         f"{name}: mean reward {found.mean():.3f} ± {half:.3f} (95 %) over {len(prompts)} prompts x "
         f"{run.evaluation.samples}, step {step}\nreport {path}"
@@ -119,8 +119,12 @@ def eval_command(args: list[str]) -> int:
     return 0
 
 
-def _by_source(prompts: Sequence[Prompt], found: Evaluation) -> dict[str, float]:
+def _by_source(prompts: Sequence[Prompt], found: Evaluation) -> dict[str, float | None]:
     sources = np.array([p.source for p in prompts])
-    return {
-        str(s): Evaluation(found.rewards[sources == s], found.lengths[sources == s]).mean() for s in np.unique(sources)
-    }
+    parts = {s: Evaluation(found.rewards[sources == s], found.lengths[sources == s]) for s in np.unique(sources)}
+    return {str(s): _known(part.mean()) for s, part in parts.items()}
+
+
+def _known(value: float) -> float | None:
+    """JSON has no NaN: an interval over one prompt, or a mean over rewards that all failed, is null."""
+    return value if np.isfinite(value) else None
