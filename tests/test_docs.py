@@ -25,7 +25,7 @@ COMMAND = re.compile(r"nemo[-_]specrl(?:\.cli|:cpu)?\s+(train|bench|verify|eval|
 OVERRIDE = re.compile(r"`([a-z_]+(?:\.[a-z_]+)*)=([^\s`]+)`")
 KEY = re.compile(r"(?<![\w./*-])(" + "|".join(SECTIONS) + r")((?:\.[a-z_]+)+)(?![\w.]*\()")
 NOT_KEYS = re.compile(
-    r"model\.(layers|mtp_layers|norm|embed_tokens|safetensors|digest)|\w+\.(png|json|log|jsonl)$|tracking\.base"
+    r"model\.(layers|mtp_layers|norm|embed_tokens|safetensors|digest)|\w+\.(png|json|log|jsonl)$|tracking\.base|gate\.verdict"
 )
 """Tensors of a checkpoint, files and tags, which look like keys."""
 
@@ -34,7 +34,7 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
     """(page, verb, arguments) of every command line that is shown."""
     texts = {page.name: page.read_text() for page in [*PAGES, ROOT / "Makefile"]} | {"cli.USAGE": cli.USAGE}
     for name, text in texts.items():
-        for line in text.splitlines():
+        for line in text.replace("\\\n", "").splitlines():  # a command may go on in the next line
             for shown in re.split(r"\s{3,}(?=nemo-specrl)", line):
                 if "`" not in shown and (found := COMMAND.search(shown)):
                     yield name, found[1], shlex.split(found[2], comments=True)

@@ -48,6 +48,8 @@ def test_the_engines_draft_logits_are_the_references(
     reference = MtpReference(head, model)
     worst, steps = 0.0, 0
     for known, drafts, logits in zip(got["known"], got["drafts"], got["logits"], strict=True):
+        if known == len(tokens):
+            continue  # drafted once the response was full: tokens that were accepted beyond its limit are not returned
         want = reference.draft_logits(tokens[:known], hidden, drafts.tolist()).numpy()
         worst = max(worst, float(np.abs(want - logits).max()))
         steps += 1

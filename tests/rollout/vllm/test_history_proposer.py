@@ -21,7 +21,7 @@ from nemo_specrl.types import Prompt, Rollout, prompt_key
 from tests.rollout.toy import ToyPolicy
 
 PROMPT = [90, 91, 92]
-EAGER = DrafterConfig("history", num_draft_tokens=4, min_probability=0.01, max_active=10_000)
+EAGER = DrafterConfig("history", num_draft_tokens=4, min_probability=0.01, max_active=10_000, min_gain=0.0)
 
 
 @pytest.fixture(autouse=True)
