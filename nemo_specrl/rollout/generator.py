@@ -32,6 +32,8 @@ class RolloutBatch:
     spec: SpecCounters = field(default_factory=SpecCounters)
     row_spec: list[SpecCounters | None] = field(default_factory=list)
     """Of each rollout; None where nothing was generated, or the engine does not count it."""
+    row_drawn: list[int] = field(default_factory=list)
+    """How many tokens of each rollout, its last ones, the engine drew."""
     verify_s: float = 0.0
     """Seconds of the verification pass."""
     plan_s: float = 0.0
@@ -99,6 +101,7 @@ class RolloutGenerator:
                 rollout = prefix_reuse.assemble(plan, tail, version=version)
                 batch.rollouts.append(rollout)
                 batch.row_spec.append(tail.spec if tail else None)
+                batch.row_drawn.append(len(tail.token_ids) if tail else 0)
                 batch.stats += ReuseStats.of(draft, check, rollout, plan)
             batch.plan_s = looked_up - start + time.perf_counter() - begun - batch.generate_s
         return self.share_batch(batch)

@@ -67,16 +67,21 @@ def train(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) ->
                     raise
                 done = plan.step
                 log_step(parts, plan, result, after_step(parts, plan))
-                reason = signal.stop_requested()
-                if agree(reason is not None):
-                    stopped = reason or "another rank was asked to stop"
-                every = run.trainer.checkpoint_every
-                if stopped or plan.step == len(plans) or (every and plan.step % every == 0):
-                    save(parts, folder / "checkpoints", plan)
+                stopped = save_or_stop(parts, folder / "checkpoints", plan, len(plans), signal)
             if stopped:
-                parts.ending.interrupted = done < len(plans)
                 break
         return Outcome(done, len(plans), stopped, time.perf_counter() - start)
+
+
+def save_or_stop(parts: Parts, root: Path, plan: StepPlan, total: int, signal: StopSignal) -> str | None:
+    """Publish a checkpoint where one is due, and always before a stop; returns why to stop now, if so. Collective."""
+    reason = signal.stop_requested()
+    stopped = (reason or "another rank was asked to stop") if agree(reason is not None) else None
+    every = parts.run.trainer.checkpoint_every
+    if stopped or plan.step == total or (every and plan.step % every == 0):
+        save(parts, root, plan)
+    parts.ending.interrupted = stopped is not None and plan.step < total
+    return stopped
 
 
 def after_step(parts: Parts, plan: StepPlan) -> dict[str, float]:

@@ -12,8 +12,8 @@ import numpy as np
 from nemo_specrl.algorithms import build_rows, policy_loss, split_groups
 from nemo_specrl.policy.base import Row
 from nemo_specrl.rewards import RewardResult
+from nemo_specrl.rollout.generator import RolloutBatch
 from nemo_specrl.speculation.prefix_reuse import behaviour_logprobs
-from nemo_specrl.speculation.verifier import Sums
 from nemo_specrl.training.acceptance import acceptance_by_reward
 from nemo_specrl.training.gate import check_acceptance, run_canary
 from nemo_specrl.training.parts import Parts
@@ -71,7 +71,7 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
             rewards = score_rewards(parts, prompts, batch.rollouts)
         with clock.phase("logprob"):
             say("log-probs")
-            rollouts, entropy = with_policy_logprobs(parts, batch.rollouts, batch.stats.sums)
+            rollouts, entropy = with_policy_logprobs(parts, batch)
         values = np.array([r.value for r in rewards])
         valid = np.array([r.valid for r in rewards])
         with clock.phase("update"):
@@ -107,12 +107,11 @@ def score_rewards(parts: Parts, prompts: Sequence[Prompt], rollouts: Sequence[Ro
     return results
 
 
-def with_policy_logprobs(
-    parts: Parts, rollouts: Sequence[Rollout], verified: Sums
-) -> tuple[list[Rollout], dict[str, float]]:
+def with_policy_logprobs(parts: Parts, batch: RolloutBatch) -> tuple[list[Rollout], dict[str, float]]:
     """The rollouts with the policy's log-probs; the policy's entropy over all positions that were looked at in this
-    step; the gap between the engine's log-probs of fresh tokens and the trainer's. Rows that were verified whole have
-    their log-probs already and are not computed a second time."""
+    step; the gap between the engine's log-probs of the tokens that it drew and the trainer's. Rows that were verified
+    whole have their log-probs already and are not computed a second time."""
+    rollouts, verified = batch.rollouts, batch.stats.sums
     todo = [i for i, rollout in enumerate(rollouts) if rollout.policy_logprobs is None]
     scores = parts.policy.score([Row(rollouts[i].prompt_ids, rollouts[i].token_ids) for i in todo])
     out = list(rollouts)
@@ -121,9 +120,8 @@ def with_policy_logprobs(
     for i, score in zip(todo, scores, strict=True):
         rollout = rollouts[i]
         out[i] = rollout.with_(policy_logprobs=score.logprobs)
-        # The token behind a prefix may be the verification's own draw, told by the rule's law and not the engine's.
-        fresh = slice(rollout.reused + 1, None)
-        gap = np.abs(score.logprobs[fresh] - rollout.logprobs[fresh])
+        drawn = slice(rollout.length - batch.row_drawn[i], None)
+        gap = np.abs(score.logprobs[drawn] - rollout.logprobs[drawn])
         gap_sum, gap_n = gap_sum + float(gap.sum()), gap_n + gap.size
         gap_max = max(gap_max, float(gap.max(initial=0.0)))
         entropy_sum, entropy_n = entropy_sum + float(score.entropy.sum()), entropy_n + score.entropy.size

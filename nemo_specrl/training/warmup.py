@@ -19,11 +19,11 @@ import torch
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.data import epoch_order
 from nemo_specrl.policy.base import Row
-from nemo_specrl.training.loop import Outcome, restore, save
+from nemo_specrl.training.loop import Outcome, restore, save_or_stop
 from nemo_specrl.training.parts import Parts, build
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.training.ranks import is_main
-from nemo_specrl.training.signals import StopSignal, agree
+from nemo_specrl.training.signals import StopSignal
 from nemo_specrl.types import Prompt
 
 STATES_BYTES = 4 << 30
@@ -48,14 +48,8 @@ def warm_up(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) 
                 if every and (plan.step % every == 0 or plan.step in (1, len(plans))):
                     metrics |= lessons.validate()
                 log(parts, plan, metrics)
-                reason = signal.stop_requested()
-                if agree(reason is not None):
-                    stopped = reason or "another rank was asked to stop"
-                every = run.trainer.checkpoint_every
-                if stopped or plan.step == len(plans) or (every and plan.step % every == 0):
-                    save(parts, folder / "checkpoints", plan)
+                stopped = save_or_stop(parts, folder / "checkpoints", plan, len(plans), signal)
             if stopped:
-                parts.ending.interrupted = done < len(plans)
                 break
         parts.policy.export_head(folder / HEAD_FOLDER)
         parts.progress.say(f"use the head with  drafter=mtp drafter.head.source={folder / HEAD_FOLDER}")

@@ -36,16 +36,21 @@ class FusedCausalAttention(torch.nn.Module):
         them, since it alone reaches every layer, also where activations are recomputed). Query, key and value are
         [M, 1, ...] then, and so is the result."""
         if attention_mask is None:
-            return self._causal(query, key, value)
-        padded = self._causal(*(unpack(x, attention_mask) for x in (query, key, value)))
+            return self._attend(query, key, value)
+        padded = self._attend(*(unpack(x, attention_mask) for x in (query, key, value)))
         owned = (attention_mask >= 0).flatten().nonzero()[:, 0]
         return padded.transpose(0, 1).flatten(0, 1).index_select(0, owned).unsqueeze(1)
 
-    def _causal(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same shapes; key and value may be longer where `visible` [S, keys] says what each query sees."""
         s, b, heads, d = query.shape
         repeats = heads // key.shape[2]
         if repeats > 1:
             key, value = (x.repeat_interleave(repeats, dim=2) for x in (key, value))
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.softmax_scale)
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=visible, is_causal=visible is None, scale=self.softmax_scale
+        )
         return out.permute(2, 0, 1, 3).reshape(s, b, heads * d)

@@ -144,15 +144,6 @@ class MegatronPolicy:
         with torch.no_grad():
             return self._results(rows, finish, [])
 
-    def hidden_states(self, rows: Sequence[Row]) -> dict[int, torch.Tensor]:
-        """{row: [P + T - 1, H] final-norm hidden states} of this replica's rows; empty but on the last stage."""
-
-        def finish(batch: MicroBatch, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
-            return {row: hidden[: batching.length_of(rows[row]), k] for k, row in enumerate(batch.rows)}
-
-        with torch.no_grad():
-            return self._run(rows, finish)
-
     def update(
         self,
         rows: Sequence[TrainRow],

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from nemo_specrl.policy.megatron.attention import FusedCausalAttention
 
@@ -42,14 +41,7 @@ class RecurrentAttention(FusedCausalAttention):
         depth = len(self._keys)
         if depth == 1:
             return super().forward(query, key, value, attention_mask, **unused)
-        s, b, heads, d = query.shape
-        repeats = heads // key.shape[2]
-        keys, values = (
-            torch.cat(x).repeat_interleave(repeats, dim=2).permute(1, 2, 0, 3) for x in (self._keys, self._values)
-        )
+        s = len(query)
         own = torch.eye(s, dtype=torch.bool, device=query.device)
         visible = torch.cat([own.new_ones(s, s).tril(), own.repeat(1, depth - 1)], dim=1)
-        out = F.scaled_dot_product_attention(
-            query.permute(1, 2, 0, 3), keys, values, attn_mask=visible, scale=self.softmax_scale
-        )
-        return out.permute(2, 0, 1, 3).reshape(s, b, heads * d)
+        return self._attend(query, torch.cat(self._keys), torch.cat(self._values), visible)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import pytest
 import torch
 
 from nemo_specrl.config.engine import SamplingConfig
+from tests.policy.torchrun import torchrun
 
 from .ranks import work
 
@@ -30,20 +28,7 @@ def alone(checkpoints: dict[str, Path]) -> dict[str, Any]:
 def test_the_layout_does_not_matter(
     checkpoints: dict[str, Path], alone: dict[str, Any], tmp_path: Path, ranks: int, tp: int, pp: int
 ) -> None:
-    out = tmp_path / "out.pt"
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    work_on = ["-m", "tests.policy.megatron.ranks", str(tp), str(pp), str(checkpoints["llama"]), str(out)]
-    done = subprocess.run(
-        [sys.executable, *command, *work_on],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = torch.load(out, weights_only=False)
+    found = torchrun("tests.policy.megatron.ranks", ranks, tp, pp, checkpoints["llama"], tmp_path / "out.pt")
     assert found["agree"], "ranks returned different scores or metrics"
     assert found["resumed"], "a loaded checkpoint did not continue identically"
     for field in ("scores", "entropy", "reduced"):

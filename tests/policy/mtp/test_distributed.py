@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.policy.torchrun import torchrun
 
 from .ranks import work
 
@@ -38,20 +37,7 @@ def test_the_layout_does_not_matter(
     checkpoints: dict[str, Path], alone: dict[str, Any], tmp_path: Path, ranks: int, tp: int, pp: int
 ) -> None:
     # Qwen3: untied embeddings, which the last stage has not, and q/k norms, whose gradients TP splits.
-    out = tmp_path / "out.pt"
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    work_on = ["-m", "tests.policy.mtp.ranks", str(tp), str(pp), str(checkpoints["qwen3"]), str(out)]
-    done = subprocess.run(
-        [sys.executable, *command, *work_on],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = torch.load(out, weights_only=False)
+    found = torchrun("tests.policy.mtp.ranks", ranks, tp, pp, checkpoints["qwen3"], tmp_path / "out.pt")
     assert found["agree"], "ranks returned different metrics"
     assert found["isolated"], "the head changed the policy"
     assert found["resumed"], "a loaded checkpoint did not continue identically"
