@@ -24,6 +24,9 @@ class HeadConfig:
     """Weight of each depth's loss relative to the one before."""
     topk: int = 0
     """Distil the policy's k likeliest tokens and the rest as one lump; 0 = the full vocabulary, in chunks."""
+    vocabulary: int = 0
+    """The head drafts only the so many tokens that are most frequent in the rollouts so far: a draft then costs a small
+    part of the LM head. 0 = all tokens. Training and agreement know nothing of it."""
     acceptance_floor: float = 0.0
     """Warn when a step's acceptance at the first draft position falls below this; 0 = never."""
     floor_patience: int = 5

@@ -12,7 +12,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console
 
@@ -23,6 +25,7 @@ from nemo_specrl.data import load_prompts
 from nemo_specrl.models import ModelFolder, load_tokenizer, resolve_model
 from nemo_specrl.policy.base import Policy
 from nemo_specrl.policy.megatron import MegatronPolicy
+from nemo_specrl.policy.mtp.weights import read_head
 from nemo_specrl.reporting.rollout_bench import Measurement
 from nemo_specrl.rollout.engine import Engine, GenerationRequest
 from nemo_specrl.rollout.generator import RolloutGenerator
@@ -34,6 +37,11 @@ from nemo_specrl.training.folder import RUN_FILE
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.types import Prompt, TopK
 
+if TYPE_CHECKING:
+    import torch
+
+Head: TypeAlias = "Sequence[tuple[str, torch.Tensor]]"
+"""A draft head's tensors by name, as a refit takes them."""
 RECORDING = "recording"
 """Folder of the recorded training, inside the bench's."""
 RESULTS = "measurements.jsonl"
@@ -77,6 +85,12 @@ def check_arms(runs: Mapping[str, RunConfig]) -> None:
         raise ValueError(
             "bench.kind=rollouts needs bench.from_epoch >= 2: in the first epoch there is nothing to reuse"
         )
+    for name, run in runs.items():
+        if run.drafter.method == "mtp" and run.drafter.head.source in ("scratch", "native"):
+            raise ValueError(
+                f"{name}: bench.kind=rollouts trains no draft head: give drafter.head.source a folder that "
+                "experiment=draft_warmup wrote"
+            )
 
 
 def load_recording(folder: Path, from_epoch: int) -> Recording:
@@ -113,7 +127,8 @@ def measure_all(runs: Mapping[str, RunConfig], root: Path, console: Console) -> 
         console.print(f"{slots} slots: starting an engine per drafter")
         with start_engines(runs, drafters, recording, slots, root) as engines:
             for arm, repeat in todo:
-                result = measure(recording, runs[arm], engines[repr(runs[arm].drafter)], arm, slots, repeat)
+                engine, head = engines[repr(runs[arm].drafter)]
+                result = measure(recording, runs[arm], engine, arm, slots, repeat, head)
                 with open(path, "a") as file:
                     file.write(json.dumps(dataclasses.asdict(result)) + "\n")
                 done.append(result)
@@ -126,21 +141,23 @@ def measure_all(runs: Mapping[str, RunConfig], root: Path, console: Console) -> 
 @contextmanager
 def start_engines(
     runs: Mapping[str, RunConfig], drafters: Sequence[DrafterConfig], recording: Recording, slots: int, root: Path
-) -> Iterator[dict[str, Engine]]:
-    """repr(drafter) -> its warm engine; all are alive together, so that the arms can take turns."""
+) -> Iterator[dict[str, tuple[Engine, Head]]]:
+    """repr(drafter) -> its warm engine, and the draft head's tensors; all engines are alive together, so that the arms
+    can take turns."""
     run = next(iter(runs.values()))
     config = dataclasses.replace(run.engine, max_num_seqs=slots)
     with ExitStack() as stack:
-        engines: dict[str, Engine] = {}
+        engines: dict[str, tuple[Engine, Head]] = {}
         for drafter in drafters:
             if repr(drafter) in engines:
                 continue
+            source = Path(drafter.head.source) if drafter.method == "mtp" else None
             log = root / f"engine-{len(engines)}-{drafter.method}.log"
             engine = VllmEngine(
                 recording.model.path, config, run.sampling, drafter, max_length=run.model.max_length, seed=run.seed,
-                eos_token_ids=recording.model.eos_token_ids, log=log,
+                eos_token_ids=recording.model.eos_token_ids, log=log, head=source,
             )  # fmt: skip
-            engines[repr(drafter)] = engine
+            engines[repr(drafter)] = engine, [] if source is None else read_head(source)
             stack.callback(engine.close)
             engine.observe([rollout for _, rollout in recording.cache])
             some = recording.prompts[0].token_ids
@@ -148,11 +165,13 @@ def start_engines(
         yield engines
 
 
-def measure(recording: Recording, run: RunConfig, engine: Engine, arm: str, slots: int, repeat: int) -> Measurement:
+def measure(
+    recording: Recording, run: RunConfig, engine: Engine, arm: str, slots: int, repeat: int, head: Head = ()
+) -> Measurement:
     """Draw the step's rollouts once, exactly as a training's step does: refit (not timed: all arms pay it alike, and
     it empties the engine's prefix cache), lookup, verification, generation."""
     plan, policy = recording.plan, recording.policy
-    engine.refit(policy.weights(), policy.version)
+    engine.refit(chain(policy.weights(), head), policy.version)
     generator = RolloutGenerator(
         dataclasses.replace(run, seed=run.seed + repeat),
         policy,

@@ -129,6 +129,8 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
                 head=head,
             )
             stack.callback(engine.close)
+            if tracker is not None and engine.drafter.method != drafter.method:
+                tracker.tags({"drafter.switched_off": drafter.method})
         window = run.drafter.window if run.drafter.method == "history" else 0
         cache = RolloutCache(run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age, keep=window)
         generator = RolloutGenerator(

@@ -143,6 +143,8 @@ def update(
     if config.kl_coef > 0:
         scores = parts.policy.score([Row(r.prompt_ids, r.token_ids) for r in rollouts], reference=True)
         reference = [score.logprobs for score in scores]
+    if learns:
+        parts.policy.start_head([Row(r.prompt_ids, r.token_ids) for r in rollouts])
     loss = policy_loss(config)
     results = []
     for batch in split_groups([r.prompt_key for r in rollouts], config.updates_per_step):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,8 @@ from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.validate import validate
 from nemo_specrl.policy.base import Row
 from nemo_specrl.training import warmup
-from nemo_specrl.training.warmup import Lessons, plan_warm_up
+from nemo_specrl.training.plan import StepPlan
+from nemo_specrl.training.warmup import Lessons, learning_rate, plan_warm_up
 from nemo_specrl.types import Prompt
 
 BASE = RunConfig()
@@ -49,30 +51,34 @@ class Fake:
     """A policy, a generator and a progress line that write down what they are asked."""
 
     def __init__(self) -> None:
-        self.drawn: list[tuple[int, int]] = []
+        self.drawn: list[tuple[int, list[int]]] = []
         self.forwarded = 0
         self.taught: list[bool] = []
+        self.started: list[int] = []
         self.version = 0
         self.architecture = SimpleNamespace(hidden_size=8)
 
     def rollouts(self, prompts: list[Prompt], *, step: int, epoch: int, version: int) -> Any:
         assert (epoch, version) == (1, 0)
-        self.drawn.append((step, len(prompts)))
+        self.drawn.append((step, [int(p.token_ids[0]) for p in prompts]))
         rows = [
-            SimpleNamespace(prompt_ids=p.token_ids, token_ids=np.arange(n, dtype=np.int32), length=n)
+            SimpleNamespace(prompt_ids=p.token_ids, token_ids=np.arange(n, dtype=np.int32))
             for p in prompts
             for n in (3, 0)
         ]
         return SimpleNamespace(rollouts=rows)
 
+    def start_head(self, rows: list[Row]) -> None:
+        self.started.append(len(rows))
+
     def head_states(self, rows: list[Row]) -> dict[int, torch.Tensor]:
         self.forwarded += 1
         return {}
 
-    def train_head(self, rows: list[Row], *, states: Any) -> dict[str, float]:
-        assert all(len(row.token_ids) for row in rows)
+    def train_head(self, rows: list[Row], *, states: Any, lr: float) -> dict[str, float]:
+        assert [len(row.token_ids) for row in rows] == [3] * 4
         self.taught.append(states is not None)
-        return {"draft/loss": 1.0}
+        return {"draft/loss": lr}
 
     def head_agreement(self, rows: list[Row]) -> dict[str, float]:
         return {"draft/agreement_pos_0": 0.5}
@@ -81,42 +87,63 @@ class Fake:
         return None
 
 
-def lessons(fake: Fake) -> Lessons:
+def lessons(fake: Fake, first: int = 0) -> tuple[Lessons, list[StepPlan]]:
+    """Those of a run that continues after step `first`."""
     prompts = [Prompt(np.array([i], np.int32), "", "") for i in range(8)]
     parts: Any = SimpleNamespace(
         run=RUN, policy=fake, generator=fake, progress=fake, prompts=prompts, validation=prompts[:2]
     )
-    return Lessons(parts, plan_warm_up(RUN, len(prompts)))
+    plans = plan_warm_up(RUN, len(prompts))
+    found = Lessons(parts)
+    found.draw(plans)
+    return found, plans[first:]
 
 
 def test_rollouts_are_drawn_and_forwarded_once() -> None:
     fake = Fake()
-    teacher = lessons(fake)
-    for plan in plan_warm_up(RUN, 8):
-        metrics = teacher.step(plan)
-    assert fake.drawn == [(1, 4), (2, 4)]
+    teacher, plans = lessons(fake)
+    for plan in plans:
+        metrics = teacher.step(plan, 0.25)
+    assert [(step, sorted(prompts)) for step, prompts in fake.drawn] == [(1, list(range(8)))]
     assert fake.forwarded == 2
     assert fake.taught == [True] * 6
-    assert metrics["draft/loss"] == 1.0
+    assert metrics["draft/loss"] == metrics["draft/lr"] == 0.25
     assert teacher.validate() == teacher.validate() == {"val/agreement_pos_0": 0.5}
-    assert fake.drawn[2:] == [(0, 2)]
+    assert fake.drawn[1:] == [(0, [0, 1])]
 
 
 def test_a_resumed_run_draws_the_same_rollouts() -> None:
-    fake = Fake()
-    teacher = lessons(fake)
-    later = plan_warm_up(RUN, 8)[3:]
-    for plan in later:
-        teacher.step(plan)
-    assert sorted(fake.drawn) == [(1, 4), (2, 4)]
+    whole, later = Fake(), Fake()
+    lessons(whole)
+    teacher, plans = lessons(later, first=3)
+    for plan in plans:
+        teacher.step(plan, 0.25)
+    assert later.drawn == whole.drawn
 
 
 def test_states_that_do_not_fit_are_forwarded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # A batch of 4 rows of 1 + 3 tokens and 8 fp32 numbers takes 512 bytes.
     monkeypatch.setattr(warmup, "STATES_BYTES", 600)
     fake = Fake()
-    teacher = lessons(fake)
-    for plan in plan_warm_up(RUN, 8):
-        teacher.step(plan)
+    teacher, plans = lessons(fake)
+    for plan in plans:
+        teacher.step(plan, 0.25)
     assert fake.forwarded == 1
     assert sorted(fake.taught) == [False] * 3 + [True] * 3
+
+
+def test_the_start_looks_at_no_more_rows_than_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake()
+    teacher, _ = lessons(fake)
+    teacher.start()
+    monkeypatch.setattr(warmup, "START_POSITIONS", 1)  # 16 features, 3 tokens a row
+    teacher.start()
+    assert fake.started == [8, 6]
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(2.0, step, 100) for step in range(1, 101)]
+    assert rates[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+    assert all(a > b for a, b in pairwise(rates[4:]))
+    assert rates[-1] == pytest.approx(0.2)
+    assert learning_rate(2.0, 1, 1) == 2.0

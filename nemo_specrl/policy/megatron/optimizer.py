@@ -68,6 +68,12 @@ class MasterAdamW:
                 parameter.data.copy_(master.data.bfloat16())
         return norm
 
+    def reload(self) -> None:
+        """The parameters were set from outside: the masters follow."""
+        if self.rounds:
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                master.data.copy_(parameter.data)
+
     def _norm(self, grads: list[torch.Tensor]) -> float:
         """Global over the group; what several ranks hold alike is counted once."""
         counted = [g for g, p in zip(grads, self.parameters, strict=True) if counts(p)]

@@ -192,17 +192,31 @@ class MegatronPolicy:
         draft = lesson.end(summed) if lesson else {}
         return {**summed, "grad_norm": norm, "lr": lr, "skipped": 0.0, **draft}
 
+    def start_head(self, rows: Sequence[Row]) -> None:
+        """Give a head from scratch its closed-form start on these rollouts of the policy (mtp/start.py); one forward
+        pass. Nothing happens where the head has had its start."""
+        if self.head is None or not self.head.fresh:
+            return
+        chosen, masks = self._all_tokens(rows)
+        mine = batching.share(rows, chosen, self.layout.dp_rank, self.layout.dp)
+        with self.head.starting() as start, torch.no_grad():
+            if mine:
+                self.head.prepare(rows, mine)
+                batches = batching.micro_batches(rows, mine, self.config.micro_batch_tokens, self.layout.device)
+                run_pipeline(self._ddp, batches, lambda batch, _: start.after_forward(batch, masks), backward=False)
+
     def train_head(
         self,
         rows: Sequence[Row],
         weights: Sequence[float] | None = None,
         *,
         states: dict[int, torch.Tensor] | None = None,
+        lr: float | None = None,
     ) -> dict[str, float]:
         """One update of the draft head on one mini-batch, the policy untouched; returns its metrics `draft/*`.
 
         `weights`: one per row, 1 by default. `states`: what `head_states` said of these very rows, which saves the
-        forward pass while the policy stays as it is."""
+        forward pass while the policy stays as it is. `lr`: drafter.head.lr by default."""
         chosen, masks = self._all_tokens(rows)
         if not chosen:
             return {}
@@ -217,7 +231,7 @@ class MegatronPolicy:
                 reports = run_pipeline(self._ddp, batches, lesson.after_forward, backward=False)
             else:
                 reports = [lesson.learn(b, _padded(b, states)) for b in batches if self.layout.last_stage]
-        return lesson.end(self.layout.sum(reports))
+        return lesson.end(self.layout.sum(reports), lr)
 
     def head_states(self, rows: Sequence[Row]) -> dict[int, torch.Tensor]:
         """{row: [P + T - 1, H] hidden states before the final norm} of this replica's rows, for `train_head`; empty but

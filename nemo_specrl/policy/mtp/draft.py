@@ -10,8 +10,10 @@ Shapes: S positions, B rows, H hidden, N response tokens, U distinct token ids.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +36,11 @@ from nemo_specrl.policy.megatron.weights import load_weights
 from nemo_specrl.policy.mtp.events import Events
 from nemo_specrl.policy.mtp.head import MtpHead
 from nemo_specrl.policy.mtp.loss import agreement, distil
+from nemo_specrl.policy.mtp.start import LeastSquares
 from nemo_specrl.policy.mtp.weights import head_slots, reader
 from nemo_specrl.types import FloatArray
 
+log = logging.getLogger(__name__)
 _AGREED = ("agreement", "greedy_agreement", "top1")
 
 
@@ -57,6 +61,7 @@ class DraftHead:
         self.config, self.law, self.layout = config, law, layout
         self._model = model
         read = reader(config.source, folder, architecture)
+        self.hidden_size = architecture.hidden_size
         self.network: MtpHead | None = None
         self._optimizer: MasterAdamW | None = None
         if layout.last_stage:
@@ -73,6 +78,8 @@ class DraftHead:
         self._ids = np.zeros(0, dtype=np.int64)
         self._table = torch.zeros(0)
         self._last: torch.Tensor | None = None
+        self.fresh = config.source == "scratch"
+        """From scratch and without its closed-form start so far (`starting`)."""
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """This rank's parameters by name; none but on the last stage."""
@@ -94,6 +101,20 @@ class DraftHead:
             self.network.zero_grad()  # an update that failed half-way leaves gradients behind
         return Lesson(self, events, events.idle() if idle else events)
 
+    @contextmanager
+    def starting(self) -> Iterator[Start]:
+        """Gives a fresh head its start (start.py) from the forward passes made inside. Collective at the end."""
+        start = Start(self)
+        last = self._model.decoder.layers[-1] if self.network is not None else None
+        hook = last.register_forward_pre_hook(start.keep, with_kwargs=True) if last is not None else None
+        try:
+            yield start
+        finally:
+            if hook is not None:
+                hook.remove()
+        start.end()
+        self.fresh = False
+
     def _keep(self, _norm: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         self._last = inputs[0].detach()
 
@@ -101,8 +122,7 @@ class DraftHead:
         """[S, B, H] the policy's hidden states before the final norm, of the micro-batch just forwarded."""
         assert self._last is not None, "a forward pass comes first"
         last, self._last = self._last, None
-        padded = last.shape[1] == len(batch.rows) and last.shape[0] == batch.input_ids.shape[1]
-        return last if padded else batching.unpack(last, batch.cells)
+        return _padded(last, batch)
 
     def prepare(self, rows: Sequence[Tokens], chosen: Sequence[int]) -> None:
         """Fetch the embeddings of the chosen rows' tokens. Collective over the pipeline's stages: the first holds the
@@ -142,7 +162,7 @@ class DraftHead:
                 sums |= _agreement_sums(agreement(student, teacher, self._lm_head, self.law), d)
         return sums
 
-    def step(self) -> float:
+    def step(self, lr: float) -> float:
         """Reduce gradients over replicas and update; returns the gradient norm before clipping (0 but on the last
         stage). Where it is not finite nothing is touched, as with the policy's optimizer."""
         if self.network is None or self._optimizer is None:
@@ -157,10 +177,15 @@ class DraftHead:
             if self.layout.dp > 1:
                 dist.all_reduce(grad, group=dp)
             parameter.main_grad = grad  # type: ignore[attr-defined]
-        norm = self._optimizer.step(self.config.lr)
+        norm = self._optimizer.step(lr)
         for parameter in self.network.parameters():
             del parameter.main_grad  # type: ignore[attr-defined]
         return norm
+
+    def embedded(self, batch: MicroBatch) -> torch.Tensor:
+        """[S, B, H] embeddings of the micro-batch's tokens, from what `prepare` fetched."""
+        where = np.searchsorted(self._ids, batch.input_ids.cpu().numpy()).clip(max=len(self._ids) - 1)
+        return self._table[torch.from_numpy(where).to(self._table.device)].transpose(0, 1)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Of this rank: parameters and optimizer; None but on the last stage."""
@@ -178,6 +203,16 @@ class DraftHead:
         assert state is not None, "the last stage's state holds the head"
         self.network.load_state_dict(state["parameters"], strict=False)
         self._optimizer.load_state_dict(state["optimizer"])
+        self.fresh = False
+
+    def project(self, weight: torch.Tensor) -> None:
+        """Set the projection to `weight` [H, 2H], of which this rank holds some rows."""
+        assert self.network is not None
+        assert self._optimizer is not None
+        own = self.network.input_proj.weight
+        first = self.layout.tp_rank * len(own)
+        own.data.copy_(weight[first : first + len(own)])
+        self._optimizer.reload()
 
     @property
     def _lm_head(self) -> torch.Tensor:
@@ -192,18 +227,49 @@ class DraftHead:
         """For each depth: the head's and the policy's final-norm hidden states at the events with a weight, and the
         weights."""
         assert self.network is not None
-        where = np.searchsorted(self._ids, batch.input_ids.cpu().numpy()).clip(max=len(self._ids) - 1)
-        embedded = self._table[torch.from_numpy(where).to(self._table.device)].transpose(0, 1)
         flat, pairs = states.flatten(0, 1), []
-        for d, output in enumerate(self.network(embedded, states, len(weights)), start=1):
+        for d, output in enumerate(self.network(self.embedded(batch), states, len(weights)), start=1):
             counted = weights[d - 1] > 0
-            teacher = batch.select[counted]
-            student = teacher - d * len(batch.rows)  # [S, B] flattened: d positions earlier
+            student, teacher = _positions(batch, counted, d)
             with torch.no_grad():
                 normed = self._model.decoder.final_layernorm(flat[teacher])
             pairs.append((output.flatten(0, 1)[student], normed, weights[d - 1][counted]))
         self._last = None
         return pairs
+
+
+class Start:
+    """The closed-form start of one head: `after_forward` of each micro-batch, then `end`."""
+
+    def __init__(self, head: DraftHead) -> None:
+        self._head = head
+        self._last: torch.Tensor | None = None
+        self._map = LeastSquares(head.hidden_size, head.layout.device) if head.network is not None else None
+
+    def keep(self, _layer: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Forward hook of the policy's last layer."""
+        self._last = (inputs[0] if inputs else named["hidden_states"]).detach()
+
+    def after_forward(self, batch: MicroBatch, masks: Sequence[FloatArray]) -> None:
+        """Take in the policy's forward pass of this micro-batch; `masks` [T] of all rows."""
+        head = self._head
+        assert self._map is not None
+        assert self._last is not None
+        assert head.network is not None
+        counted = Events.of(masks, None, 1, 1.0).flat(batch)[0] > 0
+        student, teacher = _positions(batch, counted, 1)
+        hidden = head.network.hidden_layernorm(head.states(batch).flatten(0, 1)[student])
+        token = head.network.token_layernorm(head.embedded(batch).flatten(0, 1)[teacher])
+        self._map.add(torch.cat([hidden, token], dim=-1), _padded(self._last, batch).flatten(0, 1)[teacher])
+
+    def end(self) -> None:
+        """Solve and set the projection. Collective."""
+        if self._map is None:
+            return
+        weight, n = self._map.solve(parallel_state.get_data_parallel_group() if self._head.layout.dp > 1 else None)
+        if n:
+            self._head.project(weight)
+        log.info("draft head: projection fitted to %d positions", n)
 
 
 @dataclass(frozen=True)
@@ -224,8 +290,9 @@ class Lesson:
         """See `DraftHead.accumulate`."""
         return self.head.accumulate(batch, states, self.mine)
 
-    def end(self, sums: dict[str, float]) -> dict[str, float]:
-        """Update the head; `sums` over all micro-batches and replicas lose what is the head's. Collective.
+    def end(self, sums: dict[str, float], lr: float | None = None) -> dict[str, float]:
+        """Update the head; `sums` over all micro-batches and replicas lose what is the head's. `lr`: drafter.head.lr by
+        default. Collective.
 
         Returns, on every rank, what `agreement_report` says of the head before this update, `draft/loss` (the weighted
         mean of the KLs, nats), `draft/loss_pos_i` (the mean at draft position i), `draft/grad_norm` (before clipping)
@@ -236,7 +303,7 @@ class Lesson:
         parts = [own.get(f"draft/kl_{d}", 0.0) for d in range(1, len(shares) + 1)]
         if self.events.count == 0:
             return {"draft/events": 0.0}
-        norm = max(self.head.layout.gather(self.head.step()))
+        norm = max(self.head.layout.gather(self.head.step(self.head.config.lr if lr is None else lr)))
         if not math.isfinite(norm):
             raise RuntimeError(
                 f"the draft head's gradient norm is {norm}; the head was not updated. Lower drafter.head.lr, set "
@@ -246,6 +313,19 @@ class Lesson:
         metrics |= agreement_report(own, len(shares))
         by_position = enumerate(zip(parts, shares, strict=True))
         return metrics | {f"draft/loss_pos_{i}": part / float(share) for i, (part, share) in by_position if share > 0}
+
+
+def _positions(batch: MicroBatch, counted: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where in flattened [S, B] states the head starts for the counted events, and where the policy's own law of the
+    same token is made, `depth` positions later."""
+    teacher = batch.select[counted]
+    return teacher - depth * len(batch.rows), teacher
+
+
+def _padded(states: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+    """States as the policy computed them, packed or padded -> [S, B, H]."""
+    padded = states.shape[1] == len(batch.rows) and states.shape[0] == batch.input_ids.shape[1]
+    return states if padded else batching.unpack(states, batch.cells)
 
 
 def _agreement_sums(agreed: torch.Tensor, depth: int) -> dict[str, torch.Tensor]:

@@ -71,6 +71,18 @@ def write_head(tensors: Iterable[tuple[str, torch.Tensor]], model: Path, folder:
     save_file({n: t.cpu().contiguous().clone() for n, t in tensors}, folder / "model.safetensors", {"format": "pt"})
 
 
+def read_head(folder: Path) -> list[tuple[str, torch.Tensor]]:
+    """The tensors of a head's folder, as they are stored."""
+    from safetensors.torch import load_file
+
+    return [
+        (name, tensor)
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+        if name.startswith(PREFIX)
+    ]
+
+
 def _promised(folder: Path) -> int:
     path = folder / "config.json"
     try:

@@ -58,6 +58,7 @@ class VllmEngine:
                 f"drafter={drafter.method} with head={head}: drafter=mtp needs a head, the others have none"
             )
         limits.check(engine, sampling, drafter, cpu=vllm.cpu)
+        self.drafter = drafter = limits.effective_drafter(drafter, engine, cpu=vllm.cpu)
         self._config = _read_config(model_folder)
         self._vocab_size = int(self._config["vocab_size"])
         context = self._config.get("max_position_embeddings")

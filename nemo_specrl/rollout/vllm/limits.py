@@ -6,12 +6,15 @@ The configuration's validator and VllmEngine call the same `check`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+
+log = logging.getLogger(__name__)
 
 LOSSLESS = ("standard", "block")
 """vLLM's rejection_sample_method values that leave the sampling law alone. An allowlist: new lossy ones appear
@@ -56,6 +59,24 @@ _DRAFTER_OWNED: dict[str, str] = {
 FOLLOWING = ("off", "ngram", "ngram_gpu", "suffix", "history", "custom_class", "mtp")
 """Methods that a weight update leaves no staler: without weights of their own, or (mtp) with weights that it brings.
 An allowlist, like LOSSLESS: new methods with weights appear."""
+
+
+CPU_SLOTS = 8
+"""drafter.max_slots where it is null and vLLM runs on a CPU."""
+
+
+def effective_drafter(drafter: DrafterConfig, engine: EngineConfig, *, cpu: bool) -> DrafterConfig:
+    """`drafter`, or none where the engine has too many slots for it (drafter.max_slots)."""
+    limit = (CPU_SLOTS if cpu else 0) if drafter.max_slots is None else drafter.max_slots
+    if drafter.method in ("ngram", "history") and 0 < limit < engine.max_num_seqs:
+        log.warning(
+            "drafter=%s is off: engine.max_num_seqs=%d slots are more than drafter.max_slots=%d",
+            drafter.method,
+            engine.max_num_seqs,
+            limit,
+        )
+        return DrafterConfig()
+    return drafter
 
 
 def _acceptance_keys(config: dict[str, Any]) -> list[str]:

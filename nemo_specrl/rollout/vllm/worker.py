@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.rollout.vllm import drafters, transfer
 from nemo_specrl.rollout.vllm.draft_folder import HEAD_PREFIX
+from nemo_specrl.rollout.vllm.shortlist import install, watch_rows
 from nemo_specrl.types import Rollout
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ class RefitExtension:
         proof = TrunkProof(self.get_model())
         head: dict[str, torch.Tensor] = {}
         arriving = transfer.receive(Path(folder), self.rank, problems)
+        config = self.get_model().config
+        ids = drafters.shortlist(config.vocab_size)
+        rows: list[torch.Tensor] = []
+        if ids is not None:
+            arriving = watch_rows(arriving, ids, bool(getattr(config, "tie_word_embeddings", False)), rows)
         self.reload_weights(weights_iterator=proof.watch(without_head(arriving, head)))
         repack_tied_head(self.get_model())
         problems += proof.differences()
@@ -48,6 +54,8 @@ class RefitExtension:
         if head:
             proved["head"], wrong = self._reload_head(head)
             problems += wrong
+        if ids is not None and rows:
+            install(self.get_draft_model(), ids, rows[0], config.vocab_size)
         torch.manual_seed(version)
         return {"names": sorted(proof.names | head.keys()), "problems": problems, "proved": proved}
 

@@ -50,6 +50,8 @@ def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEA
     own = [{k: v for k, v in result.items() if not k.startswith("draft/")} for result in taught]
     theirs, ours = copies(off.weights()), copies(on.weights())
     isolated = own == plain and all(torch.equal(theirs[n], ours[n]) for n in theirs)
+    started = make(head)
+    started.start_head(make_rows())
     rows = make_rows(seed=1)
     on.save(checkpoint)
     torch.distributed.barrier()
@@ -63,6 +65,7 @@ def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEA
         "resumed": resumed,
         "before": before,
         "after": after,
+        "started": copies(started.draft_weights()),
         "metrics": [*({k: v for k, v in r.items() if k.startswith("draft/")} for r in taught), lesson],
         "agreement": on.head_agreement(rows),
     }

@@ -47,3 +47,5 @@ def test_the_layout_does_not_matter(
         assert torch.equal(found["before"][name], tensor), name
     for name, tensor in alone["after"].items():
         torch.testing.assert_close(found["after"][name], tensor, atol=TOLERANCE, rtol=0, msg=name)
+    for name, tensor in alone["started"].items():
+        torch.testing.assert_close(found["started"][name], tensor, atol=1e-4, rtol=1e-3, msg=name)

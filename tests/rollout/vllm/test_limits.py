@@ -181,3 +181,24 @@ def test_a_draft_models_limits_are_the_policys(tmp_path: Path, draft: dict[str, 
 def test_a_draft_model_on_the_hub_or_none_is_left_to_vllm() -> None:
     for extra in ({}, {"model": "some/hub-name"}):
         limits.check_draft_model(DrafterConfig(method="draft_model", speculative_config=extra), POLICY, max_length=9)
+
+
+@pytest.mark.parametrize(
+    ("method", "max_slots", "slots", "cpu", "off"),
+    [
+        ("history", None, 9, True, True),
+        ("ngram", None, 32, True, True),
+        ("history", None, 8, True, False),
+        ("history", None, 256, False, False),
+        ("history", 16, 32, False, True),
+        ("history", 0, 32, True, False),
+        ("mtp", 4, 32, True, False),
+    ],
+)
+def test_a_full_engine_starts_without_speculation(
+    method: str, max_slots: int | None, slots: int, cpu: bool, off: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = DrafterConfig(method=method, max_slots=max_slots)
+    found = limits.effective_drafter(drafter, EngineConfig(max_num_seqs=slots), cpu=cpu)
+    assert found == (DrafterConfig() if off else drafter)
+    assert ("drafter.max_slots" in caplog.text) == off

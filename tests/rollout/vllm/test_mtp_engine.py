@@ -5,7 +5,7 @@ The statistic and its error level are test_speculation.py's."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.rollout.engine import Completion, GenerationRequest, StaleEngineError
 from nemo_specrl.rollout.vllm.engine import VllmEngine
 from tests.rollout.vllm.law import EOS, MAX_LENGTH
@@ -39,17 +40,18 @@ class Running:
             yield from self.head.items()
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=[("llama", 40), ("qwen3", 0)], ids=["llama-shortlist", "qwen3"])
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp(request.param)
-    _, _, model_folder, head_folder = model_and_head(request.param, folder)
-    model = tiny_model(request.param, seed=1)
+    family, vocabulary = request.param  # 40 of 128 tokens are drafted at all; after a refit, as the head is loaded
+    folder = tmp_path_factory.mktemp(family)
+    _, _, model_folder, head_folder = model_and_head(family, folder)
+    model = tiny_model(family, seed=1)
     config = EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64)
     with VllmEngine(
         model_folder,
         config,
         SamplingConfig(),
-        MTP,
+        replace(MTP, head=HeadConfig(vocabulary=vocabulary)),
         max_length=MAX_LENGTH,
         seed=0,
         eos_token_ids=[EOS],
