@@ -10,8 +10,8 @@ class HeadConfig:
     """A multi-token-prediction head that learns from the policy (drafter.method=mtp; elsewhere it is not used)."""
 
     source: str = "scratch"
-    """`scratch` (near the policy's own last hidden state), `native` (the model folder's own model.mtp_layers.*), or a
-    folder with a head's weights, such as a warm-up writes."""
+    """`scratch` (the policy's last layer, with a projection fitted to the first rollouts), `native` (the model folder's
+    own model.mtp_layers.*), or a folder with a head's weights, such as a warm-up writes."""
     lr: float = 1e-4
     """AdamW learning rate of the head, its own."""
     clip_grad: float = 1.0

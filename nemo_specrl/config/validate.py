@@ -127,7 +127,7 @@ def _faults(run: RunConfig) -> Iterator[str]:
             yield f"{key}={value}: must be one of {', '.join(choices)}"
     for key, least in AT_LEAST.items():
         value = attrgetter(key)(run)
-        if value < least:
+        if value is not None and value < least:
             yield f"{key}={value}: must be at least {least:g}"
     for key in POSITIVE:
         if not attrgetter(key)(run) > 0:

@@ -50,9 +50,11 @@ class Engine(ToyEngine):
     """Counts its refits."""
 
     refits = 0
+    sent: tuple[Any, ...] = ()
 
-    def refit(self, weights: object, version: int) -> None:
+    def refit(self, weights: Any, version: int) -> None:
         self.refits += 1
+        self.sent = tuple(weights)
 
 
 class Policy(ToyPolicy):
@@ -94,6 +96,15 @@ def test_arms_may_differ_in_reuse_and_drafting_only() -> None:
         check_arms({"a": arm("bench.from_epoch=1")})
 
 
+def test_a_draft_head_comes_warm_and_with_every_refit() -> None:
+    check_arms({"a": arm(), "b": arm("drafter=mtp", "drafter.head.source=/some/head")})
+    with pytest.raises(ValueError, match="b: bench.kind=rollouts trains no draft head"):
+        check_arms({"a": arm(), "b": arm("drafter=mtp")})
+    engine = Engine(random_table(2), EOS)
+    measure(recording(), arm(), engine, "b", 1, 0, [("model.mtp_layers.0.x", np.zeros(1))])  # type: ignore[list-item]
+    assert [name for name, _ in engine.sent] == ["model.mtp_layers.0.x"]
+
+
 def test_another_arm_goes_first_each_time() -> None:
     assert [rotated([1, 2, 3], repeat)[0] for repeat in range(4)] == [1, 2, 3, 1]
 
@@ -128,9 +139,9 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path, monkeypatch: py
     started: list[tuple[int, list[str]]] = []
 
     @contextmanager
-    def engines(runs: Any, drafters: Any, recording: Any, slots: int, root: Path) -> Iterator[dict[str, Engine]]:
+    def engines(runs: Any, drafters: Any, recording: Any, slots: int, root: Path) -> Iterator[dict[str, Any]]:
         started.append((slots, sorted({d.method for d in drafters})))
-        yield {repr(d): Engine(random_table(2), EOS) for d in drafters}
+        yield {repr(d): (Engine(random_table(2), EOS), []) for d in drafters}
 
     monkeypatch.setattr(bench_rollouts, "start_engines", engines)
     monkeypatch.setattr(bench_rollouts, "load_recording", lambda folder, from_epoch: recording())

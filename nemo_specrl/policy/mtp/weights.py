@@ -96,8 +96,8 @@ def _promised(folder: Path) -> int:
 
 
 def _scratch(trunk: Checkpoint, architecture: Architecture) -> Callable[[str], torch.Tensor]:
-    """A start that is near the policy (ours): the projection adds hidden state and embedding, the layer is the
-    policy's last one and the final norm the policy's."""
+    """Layer and final norm are the policy's last ones; the projection, which adds hidden state and embedding, is a
+    place-holder until `start.py` fits it."""
     last, h = f"model.layers.{architecture.num_layers - 1}.", architecture.hidden_size
 
     def read(name: str) -> torch.Tensor:
