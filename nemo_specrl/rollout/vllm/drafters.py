@@ -38,7 +38,8 @@ def observe(rollouts: Sequence[Rollout]) -> None:
 
 def shortlist(vocab_size: int) -> IntArray | None:
     """[L] ids of the tokens that a draft head shall choose among; None = all of them."""
-    size = _active[0].head.vocabulary
+    config, _ = _active
+    size = config.head.vocabulary if config.method == "mtp" else 0
     return _counts.most_frequent(size, vocab_size) if 0 < size < vocab_size else None
 
 

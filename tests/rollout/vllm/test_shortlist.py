@@ -59,6 +59,8 @@ def test_the_processes_shortlist_follows_its_configuration() -> None:
     assert found is not None
     assert found.tolist() == [4, 6]
     assert drafters.shortlist(2) is None, "a list of everything is no list"
+    drafters.configure(DrafterConfig(head=head))
+    assert drafters.shortlist(10) is None, "there is no head to give it to"
     drafters.configure(DrafterConfig(method="mtp", head=HeadConfig(vocabulary=0)))
     assert drafters.shortlist(10) is None
     drafters.configure(DrafterConfig(method="mtp", head=head))
