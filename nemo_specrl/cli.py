@@ -56,6 +56,12 @@ def evaluate(args: list[str]) -> int:
     return eval_command(args)
 
 
+def export(args: list[str]) -> int:
+    from nemo_specrl.training.export import export_command
+
+    return export_command(args)
+
+
 def prepare(args: list[str]) -> int:
     from nemo_specrl.training.command import prepare_command
 
@@ -101,6 +107,7 @@ VERBS: dict[str, Verb] = {
     "status": Verb("what became of a submitted run", status),
     "preflight": Verb("one canary per node of an allocation", preflight),
     "compare": Verb("RUN RUN ... [--html F] [--json F] [--fail-if EXPR]", compare),
+    "export": Verb("RUN OUT [--step N]: a run's checkpoint as a Hugging Face folder, its draft head beside it", export),
     "prepare": Verb("fetch or convert the model, check the data", prepare),
     "doctor": Verb("what this machine has, what will be used, what is missing", doctor),
 }

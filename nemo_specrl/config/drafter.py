@@ -31,9 +31,9 @@ class DrafterConfig:
     """history: draft only while at most so many requests are active (a rejected draft costs more, the larger
     the batch)."""
     max_slots: int | None = None
-    """ngram, history: with more engine slots (engine.max_num_seqs) than this the engine starts without speculation:
-    being ready for it costs every step, drafted for or not (docs/exactness.md). 0 = no limit; null = 8 on a CPU, no
-    limit on a GPU."""
+    """ngram: with more engine slots (engine.max_num_seqs) than this the engine starts without it: it drafts whenever a
+    suffix matches, and a rejected draft costs the more, the fuller the batch (docs/exactness.md). 0 = no limit;
+    null = 8 on a CPU, no limit on a GPU."""
     rejection_sample_method: str = "standard"
     """vLLM's verifier: `standard` and `block` are lossless; anything else needs allow_lossy."""
     allow_lossy: bool = False

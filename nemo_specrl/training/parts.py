@@ -130,7 +130,7 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
             )
             stack.callback(engine.close)
             if tracker is not None and engine.drafter.method != drafter.method:
-                tracker.tags({"drafter.switched_off": drafter.method})
+                tracker.tags({"drafter_switched_off": drafter.method})
         window = run.drafter.window if run.drafter.method == "history" else 0
         cache = RolloutCache(run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age, keep=window)
         generator = RolloutGenerator(

@@ -66,9 +66,10 @@ CPU_SLOTS = 8
 
 
 def effective_drafter(drafter: DrafterConfig, engine: EngineConfig, *, cpu: bool) -> DrafterConfig:
-    """`drafter`, or none where the engine has too many slots for it (drafter.max_slots)."""
+    """`drafter`, or none where the engine has too many slots for it (drafter.max_slots). (A history drafter decides by
+    itself, in every step.)"""
     limit = (CPU_SLOTS if cpu else 0) if drafter.max_slots is None else drafter.max_slots
-    if drafter.method in ("ngram", "history") and 0 < limit < engine.max_num_seqs:
+    if drafter.method == "ngram" and 0 < limit < engine.max_num_seqs:
         log.warning(
             "drafter=%s is off: engine.max_num_seqs=%d slots are more than drafter.max_slots=%d",
             drafter.method,

@@ -186,16 +186,16 @@ def test_a_draft_model_on_the_hub_or_none_is_left_to_vllm() -> None:
 @pytest.mark.parametrize(
     ("method", "max_slots", "slots", "cpu", "off"),
     [
-        ("history", None, 9, True, True),
-        ("ngram", None, 32, True, True),
-        ("history", None, 8, True, False),
-        ("history", None, 256, False, False),
-        ("history", 16, 32, False, True),
-        ("history", 0, 32, True, False),
+        ("ngram", None, 9, True, True),
+        ("ngram", None, 8, True, False),
+        ("ngram", None, 256, False, False),
+        ("ngram", 16, 32, False, True),
+        ("ngram", 0, 32, True, False),
+        ("history", None, 32, True, False),
         ("mtp", 4, 32, True, False),
     ],
 )
-def test_a_full_engine_starts_without_speculation(
+def test_ngram_is_off_in_a_full_engine(
     method: str, max_slots: int | None, slots: int, cpu: bool, off: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     drafter = DrafterConfig(method=method, max_slots=max_slots)

@@ -1,0 +1,125 @@
+"""`nemo-specrl export RUN OUT`: a run's newest checkpoint as a Hugging Face folder, and its draft head beside it.
+
+What comes out is what `model.path` and `drafter.head.source` take, as does whatever reads Hugging Face folders."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from nemo_specrl.config.compose import load_resolved
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.models import resolve_model
+from nemo_specrl.models.cache import RECORD
+from nemo_specrl.training import checkpoint
+from nemo_specrl.training.folder import RUN_FILE
+from nemo_specrl.training.ranks import broadcast, is_main, raise_together
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
+"""Files of the model's folder that are not copied: they hold other weights, or say where those are."""
+SHARD = "5GB"
+DRAFT_HEAD = "draft_head"
+
+
+def export_command(args: list[str]) -> int:
+    """The verb; under torchrun for a run that was parallel. ValueError for what holds no run, or a taken `OUT`."""
+    parser = argparse.ArgumentParser("nemo-specrl export", description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path, help="the run's output_dir")
+    parser.add_argument("out", type=Path, help="folder to write; must not exist")
+    parser.add_argument("--step", type=int, help="a kept checkpoint's step (default: the newest)")
+    try:
+        options = parser.parse_args(args)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    run = read_run(options.run)
+    if options.out.exists():
+        raise ValueError(f"{options.out} exists already: name another folder, or remove it")
+    step = export(run, choose(options.run / "checkpoints", options.step), options.out)
+    if is_main():
+        print(f"step {step} of {options.run} is in {options.out}: use it with  model.path={options.out}")
+        if (options.out / DRAFT_HEAD).exists():
+            print(f"and its draft head with  drafter=mtp drafter.head.source={options.out / DRAFT_HEAD}")
+    return 0
+
+
+def read_run(folder: Path) -> RunConfig:
+    """What the folder's run was configured as."""
+    path = folder / RUN_FILE
+    try:
+        return load_resolved(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is no run's output folder: it has no {RUN_FILE}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}): restore the file") from error
+
+
+def choose(root: Path, step: int | None) -> checkpoint.Checkpoint:
+    """The checkpoint of `step`, or the newest. ValueError where there is none."""
+    found = checkpoint.complete(root)
+    steps = ", ".join(str(c.step) for c in found)
+    if step is None:
+        newest = checkpoint.newest(root)
+        if newest is None:
+            raise ValueError(f"there is no checkpoint in {root}: set trainer.checkpoint_every, or train to the end")
+        return newest
+    chosen = next((c for c in found if c.step == step), None)
+    if chosen is None:
+        raise ValueError(f"{root} has no checkpoint of step {step}; it has {steps or 'none'}")
+    return chosen
+
+
+def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
+    """Write it to one side and move it to `out` when it is complete. Collective; returns the step."""
+    from nemo_specrl.policy.megatron.policy import MegatronPolicy
+
+    model = resolve_model(run.model)
+    head = run.drafter.head if run.drafter.method == "mtp" else None
+    policy = MegatronPolicy(
+        model.path, run.policy, run.sampling, seed=run.seed, total_updates=run.policy.warmup_steps + 1, head=head
+    )
+    policy.load(chosen.folder / "policy")
+    staging = out.with_name(f".{out.name}.partial")
+    error: OSError | None = None
+    if is_main():
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    broadcast(None)
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in policy.weights():
+        if is_main():
+            weights[name] = tensor.to("cpu", copy=True)
+    if is_main():
+        try:
+            write_model(staging, model.path, weights)
+        except OSError as caught:
+            error = caught
+    raise_together(error)
+    if head is not None:
+        policy.export_head(staging / DRAFT_HEAD)
+    if is_main():
+        staging.rename(out)
+    return chosen.step
+
+
+def write_model(folder: Path, model: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Weights in shards; tokenizer and configuration are the model's own, with the dtype that the weights have."""
+    from huggingface_hub import save_torch_state_dict
+
+    for path in own_files(model.iterdir()):
+        shutil.copy(path, folder / path.name)
+    config = json.loads((model / "config.json").read_text())
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"  # transformers renamed it in its version 5
+    config[key] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_torch_state_dict(weights, folder, max_shard_size=SHARD, metadata={"format": "pt"})
+
+
+def own_files(paths: Iterable[Path]) -> list[Path]:
+    """Those that are copied: no weights, nothing hidden, no record of where the weights came from."""
+    left = (*WEIGHTS, RECORD)
+    return sorted(p for p in paths if p.is_file() and not p.name.startswith(".") and not p.name.endswith(left))
