@@ -28,7 +28,10 @@ pytestmark = pytest.mark.engine
 BINS = 20
 CRITICAL = float(chi2.ppf(0.999, BINS - 1))
 NGRAM = DrafterConfig(
-    method="ngram", num_draft_tokens=3, speculative_config={"prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    method="ngram",
+    num_draft_tokens=3,
+    max_slots=0,
+    speculative_config={"prompt_lookup_min": 1, "prompt_lookup_max": 3},
 )
 
 
