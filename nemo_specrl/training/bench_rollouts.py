@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Console
 
-from nemo_specrl.config.compose import load_resolved
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.data import load_prompts
@@ -33,7 +32,7 @@ from nemo_specrl.rollout.vllm.engine import VllmEngine
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.training import checkpoint
 from nemo_specrl.training.bench import rotated
-from nemo_specrl.training.folder import RUN_FILE
+from nemo_specrl.training.folder import read_run
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.types import Prompt, TopK
 
@@ -95,7 +94,7 @@ def check_arms(runs: Mapping[str, RunConfig]) -> None:
 
 def load_recording(folder: Path, from_epoch: int) -> Recording:
     """The finished training in `folder`: policy, cache, and the first step of `from_epoch`."""
-    run = load_resolved(json.loads((folder / RUN_FILE).read_text()))
+    run = read_run(folder)
     found = checkpoint.newest(folder / "checkpoints")
     assert found is not None, "a finished training has a checkpoint"
     model = resolve_model(run.model)

@@ -8,17 +8,17 @@ import argparse
 import json
 import shutil
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from nemo_specrl.config.compose import load_resolved
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.models import resolve_model
 from nemo_specrl.models.cache import RECORD
 from nemo_specrl.training import checkpoint
-from nemo_specrl.training.folder import RUN_FILE
-from nemo_specrl.training.ranks import broadcast, is_main, raise_together
+from nemo_specrl.training.folder import read_run
+from nemo_specrl.training.ranks import is_main, raise_together
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 """Files of the model's folder that are not copied: they hold other weights, or say where those are."""
@@ -47,48 +47,38 @@ def export_command(args: list[str]) -> int:
     return 0
 
 
-def read_run(folder: Path) -> RunConfig:
-    """What the folder's run was configured as."""
-    path = folder / RUN_FILE
-    try:
-        return load_resolved(json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is no run's output folder: it has no {RUN_FILE}") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}): restore the file") from error
-
-
 def choose(root: Path, step: int | None) -> checkpoint.Checkpoint:
     """The checkpoint of `step`, or the newest. ValueError where there is none."""
-    found = checkpoint.complete(root)
-    steps = ", ".join(str(c.step) for c in found)
     if step is None:
         newest = checkpoint.newest(root)
         if newest is None:
             raise ValueError(f"there is no checkpoint in {root}: set trainer.checkpoint_every, or train to the end")
         return newest
-    chosen = next((c for c in found if c.step == step), None)
-    if chosen is None:
-        raise ValueError(f"{root} has no checkpoint of step {step}; it has {steps or 'none'}")
-    return chosen
+    found = {c.step: c for c in checkpoint.complete(root)}
+    if step not in found:
+        raise ValueError(f"{root} has no checkpoint of step {step}; it has {', '.join(map(str, found)) or 'none'}")
+    return found[step]
 
 
 def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
     """Write it to one side and move it to `out` when it is complete. Collective; returns the step."""
     from nemo_specrl.policy.megatron.policy import MegatronPolicy
 
+    staging = out.with_name(f".{out.name}.partial")
+    if is_main():
+        try:
+            shutil.rmtree(staging, ignore_errors=True)
+            staging.mkdir(parents=True)
+        except OSError as caught:
+            raise ValueError(f"cannot write beside {out}: {caught.strerror}; name another folder") from caught
     model = resolve_model(run.model)
-    head = run.drafter.head if run.drafter.method == "mtp" else None
+    # The weights are the checkpoint's: where the head once came from need not be there any more.
+    head = replace(run.drafter.head, source="scratch") if run.drafter.method == "mtp" else None
     policy = MegatronPolicy(
         model.path, run.policy, run.sampling, seed=run.seed, total_updates=run.policy.warmup_steps + 1, head=head
     )
     policy.load(chosen.folder / "policy")
-    staging = out.with_name(f".{out.name}.partial")
     error: OSError | None = None
-    if is_main():
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    broadcast(None)
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in policy.weights():
         if is_main():
@@ -98,6 +88,7 @@ def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
             write_model(staging, model.path, weights)
         except OSError as caught:
             error = caught
+            shutil.rmtree(staging, ignore_errors=True)
     raise_together(error)
     if head is not None:
         policy.export_head(staging / DRAFT_HEAD)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nemo_specrl.config.compose import resolved
+from nemo_specrl.config.compose import load_resolved, resolved
 from nemo_specrl.config.run import RunConfig
 
 _log = logging.getLogger(__name__)
@@ -22,6 +22,17 @@ IDENTITY = (
     "policy.pipeline_parallel",
 )  # fmt: skip
 """What makes it the same run: a resumed run may change anything else (length, tracking, engine size, cluster)."""
+
+
+def read_run(folder: Path) -> RunConfig:
+    """What the folder's run was configured as."""
+    path = folder / RUN_FILE
+    try:
+        return load_resolved(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is no run's output folder: it has no {RUN_FILE}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}): restore the file") from error
 
 
 def check_folder(run: RunConfig, folder: Path) -> None:

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from nemo_specrl.config.compose import compose, resolved
 from nemo_specrl.models import resolve_model
-from nemo_specrl.training.export import choose, export_command, own_files, read_run
+from nemo_specrl.training.export import choose, export_command, own_files
+from nemo_specrl.training.folder import read_run
 from tests.training.test_end_to_end import command, run
 
 
