@@ -16,6 +16,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "reuse.rule": ("off", "lenient", "exact", "block", "one_hot", "full", "random"),
     "reuse.correction": ("none", "behaviour"),
     "reuse.verifier": ("policy", "engine"),
+    "drafter.head.loss": ("kl", "acceptance"),
     "schedule.name": ("fixed",),
     "policy.dtype": ("bf16", "fp32"),
     "policy.hf_mapping": ("own", "bridge"),

@@ -22,7 +22,8 @@ def test_what_the_trainer_expects_of_the_head_is_what_the_engine_accepts(tmp_pat
     steps = events(folder, "metrics")
     assert sorted(steps) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert all(steps[s]["draft/grad_norm"] > 0 for s in steps)
-    assert steps[8]["draft/loss"] < steps[1]["draft/loss"]
+    losses = [steps[s]["draft/loss"] for s in sorted(steps)]
+    assert losses[-1] < 0.5 * max(losses), "the policy ran away from the head, which has not caught up"
     assert all(steps[s]["gate/logprob_gap"] < 1e-4 for s in steps)
     drafts = sum(steps[s]["spec/drafts"] for s in steps)
     accepted = sum(steps[s]["spec/accepted_pos_0"] for s in steps)

@@ -144,13 +144,13 @@ class DraftHead:
         weights = events.flat(batch)
         with torch.enable_grad():
             results = [
-                distil(student, teacher, self._lm_head, weight, self.law, self.config.topk)
+                distil(student, teacher, self._lm_head, weight, self.law, self.config.topk, self.config.loss)
                 for student, teacher, weight in self._pairs(batch, states, weights)
             ]
             torch.stack([loss for loss, _ in results]).sum().backward()  # type: ignore[no-untyped-call]
         sums: dict[str, torch.Tensor] = {}
         for d, (loss, agreed) in enumerate(results, start=1):
-            sums |= {f"draft/kl_{d}": loss.detach(), **_agreement_sums(agreed, d)}
+            sums |= {f"draft/loss_{d}": loss.detach(), **_agreement_sums(agreed, d)}
         return sums
 
     def compare(self, batch: MicroBatch, states: torch.Tensor, masks: Sequence[FloatArray]) -> dict[str, torch.Tensor]:
@@ -295,12 +295,12 @@ class Lesson:
         default. Collective.
 
         Returns, on every rank, what `agreement_report` says of the head before this update, `draft/loss` (the weighted
-        mean of the KLs, nats), `draft/loss_pos_i` (the mean at draft position i), `draft/grad_norm` (before clipping)
-        and `draft/events`; only the last where nothing counted.
+        mean of drafter.head.loss, nats), `draft/loss_pos_i` (the mean at draft position i), `draft/grad_norm` (before
+        clipping) and `draft/events`; only the last where nothing counted.
         Raises RuntimeError when the gradients are not finite; the head is then untouched."""
         shares = self.events.shares
         own = {key: sums.pop(key) for key in list(sums) if key.startswith("draft/")}
-        parts = [own.get(f"draft/kl_{d}", 0.0) for d in range(1, len(shares) + 1)]
+        parts = [own.get(f"draft/loss_{d}", 0.0) for d in range(1, len(shares) + 1)]
         if self.events.count == 0:
             return {"draft/events": 0.0}
         norm = max(self.head.layout.gather(self.head.step(self.head.config.lr if lr is None else lr)))

@@ -1,16 +1,20 @@
-"""KL(policy || head) through the shared, frozen LM head, a chunk of positions at a time, vocabulary-parallel.
+"""KL(policy || head), or the negative log of the chance that a draft is accepted, through the shared, frozen LM head,
+a chunk of positions at a time, vocabulary-parallel.
 
 Teacher: the policy's sampling law (temperature, truncation) at the same event, because that is what the engine
 verifies drafts against; at temperature 1 without truncation it is the plain softmax. Student: the softmax of the
 head's logits at the same temperature, which is what sampled drafts are drawn from; a truncated student would get no
 gradient for what it misses. The LM head is frozen and the loss is linear in what follows, so the gradient for the
-hidden states is computed on the spot and no logits outlive their chunk. Ours.
+hidden states is computed on the spot and no logits outlive their chunk. Ours; the second loss is the negative log
+acceptance of LK Losses (Samarin et al., arXiv 2602.23881): both losses have the same optimum, and a head too small to
+reach it gives up what costs it less acceptance.
 
 Shapes: N events, H hidden, V vocabulary, v this rank's share of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,16 +24,26 @@ from nemo_specrl.policy.megatron.law import Law, log_probs
 
 CHUNK = 1 << 23
 """Logits of one rank that exist at once, per law."""
+Comparison = Callable[[torch.Tensor, torch.Tensor, Law, int], tuple[torch.Tensor, torch.Tensor]]
+"""(log-laws of policy and head [n, v], law, topk) -> (losses [n], their derivatives by the head's logits [n, v])."""
 
 
 def distil(
-    student: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, law: Law, topk: int = 0
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    head: torch.Tensor,
+    weights: torch.Tensor,
+    law: Law,
+    topk: int = 0,
+    loss: str = "kl",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the weighted sum of KLs, a scalar with gradient for `student` only; [N, 3] what `agreement` says).
+    """(the weighted sum of losses, a scalar with gradient for `student` only; [N, 3] what `agreement` says).
 
     `student`, `teacher` [N, H] final hidden states; `head` [v (padded), H] the LM head's weight; `weights` [N].
-    `topk` > 0 compares the teacher's k likeliest tokens (with ties) one by one and all others as one lump."""
-    total, agreed = _Distil.apply(student, teacher.detach(), head.detach(), weights, law, topk)  # type: ignore[no-untyped-call]
+    `topk` > 0 compares the teacher's k likeliest tokens (with ties) one by one and all others as one lump. `loss`:
+    drafter.head.loss."""
+    compare = {"kl": _kl, "acceptance": _rejection}[loss]
+    total, agreed = _Distil.apply(student, teacher.detach(), head.detach(), weights, law, topk, compare)  # type: ignore[no-untyped-call]
     return total, agreed
 
 
@@ -60,6 +74,7 @@ class _Distil(torch.autograd.Function):
         weights: torch.Tensor,
         law: Law,
         topk: int,
+        compare: Comparison,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         agreed = torch.empty(len(student), 3, device=student.device)
         gradient = torch.empty_like(student)
@@ -69,8 +84,8 @@ class _Distil(torch.autograd.Function):
             log_q = _log_softmax(student[rows] @ own.T, law)
             log_p = _teacher(teacher[rows], head, law)
             agreed[rows] = _agreement(log_p, log_q, law)
-            kl, difference = _compare(log_p, log_q, law, topk)
-            total += (weights[rows] * kl).sum()
+            value, difference = compare(log_p, log_q, law, topk)
+            total += (weights[rows] * value).sum()
             step = difference.mul_(weights[rows, None] / law.temperature).to(own.dtype) @ own
             _sum(step, law)
             gradient[rows] = step
@@ -79,12 +94,12 @@ class _Distil(torch.autograd.Function):
         return total, agreed
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, _agreed: Any) -> tuple[torch.Tensor, None, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor, _agreed: Any) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         (gradient,) = ctx.saved_tensors
-        return gradient * grad.to(gradient.dtype), None, None, None, None, None
+        return gradient * grad.to(gradient.dtype), None, None, None, None, None, None
 
 
-def _compare(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _kl(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[n, v] log-laws -> ([n] KL(p || q), [n, v] its derivative by the student's logits at temperature 1).
 
     Both laws restricted to the top-k set S and the lump L of the rest: KL = sum_S p log(p/q) + p(L) log(p(L)/q(L)); its
@@ -100,6 +115,28 @@ def _compare(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> t
     ratio = p_lump / q_lump.clamp_min(tiny)
     lump = torch.where(p_lump > 0, p_lump * ratio.clamp_min(tiny).log(), 0.0)
     return on + lump, q - torch.where(kept, p, ratio[:, None] * q)
+
+
+def _rejection(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, v] log-laws -> ([n] -log a with a = sum min(p, q), [n, v] its derivative by the student's logits at
+    temperature 1).
+
+    The derivative is q (c - m) / a, where m = 1 where the draft is too rare (q < p), else 0, and c = sum q m. With a
+    lump L of the rest, a takes it as one symbol, min(p(L), q(L)), and m is the same for all of L."""
+    p, q = log_p.exp(), log_q.exp()
+    short = q < p
+    if not 0 < topk < law.vocab_size:
+        overlap = torch.where(short, q, p)
+        a, c = _sum(torch.stack([overlap.sum(-1), q.mul(short).sum(-1)]), law)
+    else:
+        kept = log_p >= _kth(log_p, law, topk)
+        p_lump, q_lump = _sum(torch.stack([x.masked_fill(kept, 0).sum(-1) for x in (p, q)]), law)
+        short = torch.where(kept, short, (q_lump < p_lump)[:, None])
+        overlap = torch.minimum(p, q).mul_(kept)
+        a, c = _sum(torch.stack([overlap.sum(-1), q.mul(short).sum(-1)]), law)
+        a = a + torch.minimum(p_lump, q_lump)
+    a = a.clamp_min(torch.finfo(torch.float32).tiny)
+    return -a.log(), q * (c[:, None] - short.float()) / a[:, None]
 
 
 def _agreement(log_p: torch.Tensor, log_q: torch.Tensor, law: Law) -> torch.Tensor:

@@ -4,7 +4,7 @@ vLLM's own MiMo classes are a Qwen2 trunk with one MTP layer. Here is the same h
 family, in vLLM's EAGLE interface. The head reads the trunk's hidden states *before* the final norm, as MiMo's does,
 and EAGLE's interface passes what the trunk returns: so the trunk's final norm moves into `compute_logits`.
 
-Registered by plugin.py; imported inside vLLM only. Written against vLLM 0.32 (versions.py).
+Registered by plugin.py; imported inside vLLM only. Written against vLLM 0.25.1, 0.32 and 0.33 (versions.py).
 """
 
 from __future__ import annotations

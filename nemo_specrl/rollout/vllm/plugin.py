@@ -1,5 +1,5 @@
-"""Our vllm.general_plugins entry point: registers our models, and mends vLLM 0.32's rejection sampler on a CPU. vLLM
-runs this in every one of its processes. All our patches to vLLM are here.
+"""Our vllm.general_plugins entry point: registers our models, and mends vLLM's rejection sampler on a CPU. vLLM runs
+this in every one of its processes. All our patches to vLLM are here.
 
 - Wrong: `expand_batch_to_tokens` ends in a C++ wrapper (`vllm.utils.cpu_triton_utils._expand_kernel_impl`) that casts
   the float temperatures and the output to int64 and never copies the result back, so target logits are divided by
@@ -7,7 +7,7 @@ runs this in every one of its processes. All our patches to vLLM are here.
 - Slow: an engine that may speculate runs the rejection sampler in every step, drafts or none, draws an exponential
   variate per request and token of the vocabulary (serial on a CPU), and normalises logits for every place that a draft
   could have filled. Ours does each of these where a draft is, and the same random numbers go to the same tokens
-  (docs/exactness.md has what it gains).
+  (docs/exactness.md has what it gains). Mended for the versions in versions.FAST_SAMPLER.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from nemo_specrl.rollout.vllm.draft_folder import DRAFT_CLASS, TRUNKS
+from nemo_specrl.rollout.vllm.versions import FAST_SAMPLER, installed
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 UNPATCHED = "NEMO_SPECRL_TEST_UNPATCHED_VLLM"
 """Environment variable (value 1) that leaves vLLM as it is: only for the test that shows that it is wrong."""
 
-_PARAMETERS = {
-    "expand_batch_to_tokens": ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to"),
+_RIGHT = {"expand_batch_to_tokens": ("x", "cu_num_tokens", "num_tokens", "replace_from", "replace_to")}
+_FAST = {
     "sample_recovered_tokens": (
         "max_spec_len", "num_draft_tokens", "cu_num_draft_tokens", "draft_token_ids", "draft_probs", "target_probs",
         "sampling_metadata", "device", "use_fp64_gumbel",
@@ -38,7 +39,8 @@ _PARAMETERS = {
         "self", "max_num_logprobs", "metadata", "logits", "target_logits", "bonus_logits", "sampled_token_ids",
     ),
 }  # fmt: skip
-"""What is replaced or called, and the parameters that it must have: None = callable in any way."""
+"""What is replaced or called, to be right and to be fast, and the parameters that it must have: None = callable in any
+way."""
 
 
 def register() -> None:
@@ -55,9 +57,12 @@ def register() -> None:
     if getattr(module, "expand_batch_to_tokens", None) is expand_batch_to_tokens:
         return
     sampler: Any = getattr(module, "RejectionSampler", None)
-    for name, parameters in _PARAMETERS.items():
+    fast = installed().release in FAST_SAMPLER
+    for name, parameters in (_RIGHT | _FAST if fast else _RIGHT).items():
         _check(name, getattr(module, name, None) or getattr(sampler, name, None), parameters)
     module.expand_batch_to_tokens = expand_batch_to_tokens
+    if not fast:
+        return
     module.sample_recovered_tokens = partial(sample_recovered_tokens, module._sample_recovered_tokens)
     sampler.forward = sample_plainly_without_drafts(sampler.forward)
     sampler._get_logprobs_tensors = sampled_logprobs

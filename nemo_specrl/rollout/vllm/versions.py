@@ -11,9 +11,15 @@ FIRST, LAST = (0, 25), (0, 33)
 REMOVED_METHODS: dict[str, tuple[int, int]] = {"medusa": (0, 33), "mlp_speculator": (0, 33)}
 """Speculative methods -> the version that dropped them."""
 
-HEADS = ((0, 32),)
-"""Versions whose MTP interfaces we have read and run: MiMo's classes, the EAGLE proposer, and the in-place reload of a
-drafter. 0.25.1 has no way to reload a drafter."""
+HEADS = ((0, 25), (0, 32), (0, 33))
+"""Versions whose MTP interfaces we have read and run (docs/mtp.md, "vLLM versions"): MiMo's classes, the EAGLE
+proposer, and the layer-wise reload, by which a drafter takes new weights."""
+
+COUNTS_REQUESTS = ((0, 32), (0, 33))
+"""Versions that we know to count speculation for each request (per_request_spec_decode_metrics)."""
+
+FAST_SAMPLER = ((0, 32), (0, 33))
+"""Versions whose rejection sampler plugin.py also makes fast on a CPU; with the others it is only made right."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,8 @@ class Installed:
 
     @property
     def counts_requests(self) -> bool:
-        """Whether it counts speculation for each request (per_request_spec_decode_metrics), as far as we have read."""
-        return self.release == (0, 32)
+        """Whether it counts speculation for each request."""
+        return self.release in COUNTS_REQUESTS
 
     @property
     def cpu(self) -> bool:

@@ -24,7 +24,6 @@ class RefitExtension:
         vllm_config: Any
 
         def get_model(self) -> Any: ...
-        def get_draft_model(self) -> Any: ...
         def reload_weights(self, **kwargs: Any) -> None: ...
 
     def specrl_refit(self, folder: str, version: int) -> dict[str, Any]:
@@ -55,21 +54,25 @@ class RefitExtension:
             proved["head"], wrong = self._reload_head(head)
             problems += wrong
         if ids is not None and rows:
-            install(self.get_draft_model(), ids, rows[0], config.vocab_size)
+            install(draft_model(self), ids, rows[0], config.vocab_size)
         torch.manual_seed(version)
         return {"names": sorted(proof.names | head.keys()), "problems": problems, "proved": proved}
 
     def _reload_head(self, head: dict[str, torch.Tensor]) -> tuple[int, list[str]]:
         """Load a whole head into the live drafter, whose embedding and LM head are the trunk's own modules: they get no
         weights here and stay as they are."""
-        from vllm.model_executor.model_loader.reload.inplace import reload_weights
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         from nemo_specrl.rollout.vllm.proof import head_differences
 
-        draft = self.get_draft_model()
+        draft = draft_model(self)
         if draft is None:
             return 0, ["a draft head was sent to an engine that has no drafter with weights"]
-        reload_weights(self.vllm_config, draft, iter(head.items()), None, True)
+        with set_current_vllm_config(self.vllm_config):  # as vLLM's own reload_weights does for the trunk
+            initialize_layerwise_reload(draft)
+            draft.load_weights(iter(head.items()))
+            finalize_layerwise_reload(draft, self.vllm_config.model_config)
         return head_differences(draft, head)
 
     def specrl_configure(self, drafter: DrafterConfig) -> None:
@@ -79,6 +82,18 @@ class RefitExtension:
     def specrl_observe(self, rollouts: Sequence[Rollout]) -> None:
         """Hand finished rollouts to the proposers of this process."""
         drafters.observe(rollouts)
+
+
+def draft_model(worker: Any) -> Any:
+    """The live drafter's network, None where the engine drafts without one. vLLM 0.25 has no name for it: there it is
+    the old model runner's `drafter` or the new one's `speculator` that holds it."""
+    if hasattr(worker, "get_draft_model"):
+        return worker.get_draft_model()
+    runner = worker.model_runner
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    model = getattr(drafter, "model", None)
+    unwrap = getattr(model, "unwrap", None)  # from its CUDA graphs
+    return model if unwrap is None else unwrap()
 
 
 def without_head(
@@ -100,11 +115,12 @@ def repack_tied_head(model: Any) -> None:
 
     vLLM (0.32, CPU) packs every linear weight once it is loaded, and reload_weights() packs again only what it loaded.
     A tied head receives no tensor of its own, so it would keep the packed copy of the old embedding: log-probs drift
-    off, a little more with every update. On a GPU nothing is packed, and this does nothing."""
+    off, a little more with every update. On a GPU nothing is packed, and this does nothing; nor where the two are one
+    module (0.25)."""
     head = getattr(model, "lm_head", None)
     embedding = getattr(getattr(model, "model", None), "embed_tokens", None)
-    if head is None or embedding is None or not getattr(model.config, "tie_word_embeddings", False):
+    if head is None or head is embedding or not getattr(model.config, "tie_word_embeddings", False):
         return
-    if hasattr(head, "quant_method"):  # absent on pipeline stages without a head
+    if hasattr(head, "quant_method") and embedding is not None:  # absent on pipeline stages without one
         head.tie_weights(embedding)
         head.quant_method.process_weights_after_loading(head)

@@ -6,6 +6,7 @@ torchrun --nproc-per-node N -m tests.policy.mtp.ranks TP PP MODEL_FOLDER OUT.pt
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,14 @@ def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEA
     on.load(checkpoint)
     again = on.train_head(rows)
     resumed = again == lesson and all(torch.equal(t, after[n]) for n, t in on.draft_weights())
+    others = [make(replace(head, loss="acceptance", topk=topk)).train_head(rows) for topk in (0, 20)]
     return {
         "isolated": isolated,
         "resumed": resumed,
         "before": before,
         "after": after,
         "started": copies(started.draft_weights()),
-        "metrics": [*({k: v for k, v in r.items() if k.startswith("draft/")} for r in taught), lesson],
+        "metrics": [*({k: v for k, v in r.items() if k.startswith("draft/")} for r in taught), lesson, *others],
         "agreement": on.head_agreement(rows),
     }
 

@@ -123,9 +123,9 @@ def test_micro_batches_do_not_matter(checkpoints: dict[str, Path]) -> None:
     assert results[1] == pytest.approx(results[0], rel=1e-4)
 
 
-@pytest.mark.parametrize("topk", [0, 20])
-def test_lessons_raise_agreement(checkpoints: dict[str, Path], topk: int) -> None:
-    policy = make(checkpoints["llama"], HeadConfig(depth=2, lr=3e-3, topk=topk))
+@pytest.mark.parametrize(("loss", "topk"), [("kl", 0), ("kl", 20), ("acceptance", 0)])
+def test_lessons_raise_agreement(checkpoints: dict[str, Path], loss: str, topk: int) -> None:
+    policy = make(checkpoints["llama"], HeadConfig(depth=2, lr=3e-3, loss=loss, topk=topk))
     rows = make_rows()
     before = policy.head_agreement(rows)
     losses = [policy.train_head(rows)["draft/loss"] for _ in range(25)]

