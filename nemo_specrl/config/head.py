@@ -23,8 +23,8 @@ class HeadConfig:
     depth_decay: float = 0.8
     """Weight of each depth's loss relative to the one before."""
     loss: str = "kl"
-    """`kl` = KL(policy || head), `acceptance` = -log of the chance that a sampled draft is accepted (LK
-    Losses, arXiv 2602.23881)."""
+    """`kl` = KL(policy || head), `acceptance` = -log of the chance that a sampled draft is accepted (LK Losses, arXiv
+    2602.23881). With `topk` the lump counts as one token, which flatters the chance."""
     topk: int = 0
     """Distil the policy's k likeliest tokens and the rest as one lump; 0 = the full vocabulary, in chunks."""
     vocabulary: int = 0

@@ -102,8 +102,11 @@ class Engine(Protocol):
         """For each (prompt_ids [P], response_ids [T]): [T] raw (temperature 1) log-probabilities of the response."""
         ...
 
-    def refit(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Load the policy's weights (Hugging Face names), reset the prefix cache, stamp `version`.
+    def refit(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, shortlist: IntArray | None = None
+    ) -> None:
+        """Load the policy's weights (Hugging Face names), reset the prefix cache, stamp `version`. `shortlist` [L]: the
+        only tokens that a draft head shall draft from now on; None = all.
 
         Raises StaleEngineError when what the engine holds afterwards is not what was sent."""
         ...

@@ -29,6 +29,7 @@ from nemo_specrl.reporting.rollout_bench import Measurement
 from nemo_specrl.rollout.engine import Engine, GenerationRequest
 from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.rollout.vllm.engine import VllmEngine
+from nemo_specrl.rollout.vllm.shortlist import TokenCounts
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.training import checkpoint
 from nemo_specrl.training.bench import rotated
@@ -170,7 +171,9 @@ def measure(
     """Draw the step's rollouts once, exactly as a training's step does: refit (not timed: all arms pay it alike, and
     it empties the engine's prefix cache), lookup, verification, generation."""
     plan, policy = recording.plan, recording.policy
-    engine.refit(chain(policy.weights(), head), policy.version)
+    tokens = TokenCounts()
+    tokens.observe([rollout for _, rollout in recording.cache])
+    engine.refit(chain(policy.weights(), head), policy.version, tokens.shortlist(run.drafter, policy.vocab_size))
     generator = RolloutGenerator(
         dataclasses.replace(run, seed=run.seed + repeat),
         policy,

@@ -113,6 +113,7 @@ def save(parts: Parts, root: Path, plan: StepPlan) -> None:
         parts.policy.save(policy_folder)
         if is_main():
             parts.cache.save(folder)
+            parts.tokens.save(folder)
 
     state = {
         "step": plan.step,
@@ -144,6 +145,7 @@ def restore(parts: Parts, root: Path) -> int:
     parts.policy.load(found.folder / "policy")
     if is_main():
         parts.cache.load(found.folder)
+        parts.tokens.load(found.folder)
         parts.observe([rollout for _, rollout in parts.cache])
     step: int = broadcast(found.step)
     return step

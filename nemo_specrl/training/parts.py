@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nemo_specrl.config.run import RunConfig
@@ -18,6 +18,7 @@ from nemo_specrl.rewards import Scorer
 from nemo_specrl.rollout.engine import Engine
 from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.rollout.vllm.engine import VllmEngine
+from nemo_specrl.rollout.vllm.shortlist import TokenCounts
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.tracking import Tracker, create_tracker, sample_node
 from nemo_specrl.tracking.provenance import prompts_digest
@@ -51,6 +52,8 @@ class Parts:
     progress: Progress
     floor: AcceptanceFloor
     """Counts the steps whose drafts were hardly accepted."""
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+    """Of the run's rollouts so far: what a draft head with a short vocabulary is given."""
 
     def decode(self, token_ids: IntArray) -> str:
         """Response text without special tokens. Ids above the tokenizer's range, which base models do sample, are

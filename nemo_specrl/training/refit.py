@@ -19,7 +19,7 @@ def refit(parts: Parts) -> bool:
         return False
     weights = chain(parts.policy.weights(), parts.policy.draft_weights())
     if parts.engine is not None:
-        parts.engine.refit(weights, version)
+        parts.engine.refit(weights, version, parts.tokens.shortlist(parts.run.drafter, parts.policy.vocab_size))
     else:
         for _ in weights:  # the other ranks take part in the gathering
             pass

@@ -83,6 +83,7 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
             for rollout in rollouts if remembers else ():
                 parts.cache.put(rollout, plan.epoch)
             parts.observe(rollouts)
+            parts.tokens.observe(rollouts)
     clock.seconds |= {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
     clock.seconds["rollout"] = batch.verify_s + batch.plan_s + batch.generate_s
     metrics: dict[str, float] = {f"time/{name}_s": seconds for name, seconds in clock.seconds.items()}
@@ -143,7 +144,7 @@ def update(
     if config.kl_coef > 0:
         scores = parts.policy.score([Row(r.prompt_ids, r.token_ids) for r in rollouts], reference=True)
         reference = [score.logprobs for score in scores]
-    if learns:
+    if parts.policy.head is not None and every > 0:  # a fresh head drafts from the next step on, whether it learns now
         parts.policy.start_head([Row(r.prompt_ids, r.token_ids) for r in rollouts])
     loss = policy_loss(config)
     results = []

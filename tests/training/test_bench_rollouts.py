@@ -52,8 +52,9 @@ class Engine(ToyEngine):
     refits = 0
     sent: tuple[Any, ...] = ()
 
-    def refit(self, weights: Any, version: int) -> None:
+    def refit(self, weights: Any, version: int, shortlist: Any = None) -> None:
         self.refits += 1
+        self.shortlist = shortlist
         self.sent = tuple(weights)
 
 
@@ -103,6 +104,9 @@ def test_a_draft_head_comes_warm_and_with_every_refit() -> None:
     engine = Engine(random_table(2), EOS)
     measure(recording(), arm(), engine, "b", 1, 0, [("model.mtp_layers.0.x", np.zeros(1))])  # type: ignore[list-item]
     assert [name for name, _ in engine.sent] == ["model.mtp_layers.0.x"]
+    assert engine.shortlist is None
+    measure(recording(), arm("drafter=mtp", "drafter.head.vocabulary=2"), engine, "b", 1, 0)
+    assert len(engine.shortlist) == 2
 
 
 def test_another_arm_goes_first_each_time() -> None:

@@ -34,7 +34,7 @@ from nemo_specrl.policy.megatron.optimizer import build_optimizer
 from nemo_specrl.policy.megatron.parallel import init_parallel
 from nemo_specrl.policy.megatron.schedule import LearningRate
 from nemo_specrl.policy.megatron.weights import export_weights
-from nemo_specrl.policy.mtp.draft import DraftHead, Lesson, agreement_report
+from nemo_specrl.policy.mtp.draft import DIVERGED, DraftHead, Lesson, agreement_report
 from nemo_specrl.policy.mtp.weights import head_slots, write_head
 from nemo_specrl.types import FloatArray
 
@@ -216,7 +216,8 @@ class MegatronPolicy:
         """One update of the draft head on one mini-batch, the policy untouched; returns its metrics `draft/*`.
 
         `weights`: one per row, 1 by default. `states`: what `head_states` said of these very rows, which saves the
-        forward pass while the policy stays as it is. `lr`: drafter.head.lr by default."""
+        forward pass while the policy stays as it is. `lr`: drafter.head.lr by default. Raises RuntimeError when the
+        gradients are not finite; the head is then untouched."""
         chosen, masks = self._all_tokens(rows)
         if not chosen:
             return {}
@@ -231,7 +232,10 @@ class MegatronPolicy:
                 reports = run_pipeline(self._ddp, batches, lesson.after_forward, backward=False)
             else:
                 reports = [lesson.learn(b, _padded(b, states)) for b in batches if self.layout.last_stage]
-        return lesson.end(self.layout.sum(reports), lr)
+        metrics = lesson.end(self.layout.sum(reports), lr)
+        if metrics.get("draft/skipped"):
+            raise RuntimeError(f"the draft head's gradients are not finite; the head was not updated. {DIVERGED}")
+        return metrics
 
     def head_states(self, rows: Sequence[Row]) -> dict[int, torch.Tensor]:
         """{row: [P + T - 1, H] hidden states before the final norm} of this replica's rows, for `train_head`; empty but

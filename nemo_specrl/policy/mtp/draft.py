@@ -41,6 +41,8 @@ from nemo_specrl.policy.mtp.weights import head_slots, reader
 from nemo_specrl.types import FloatArray
 
 log = logging.getLogger(__name__)
+DIVERGED = "Lower drafter.head.lr, set drafter.head.clip_grad, or try policy.dtype=fp32"
+"""What to do about it."""
 _AGREED = ("agreement", "greedy_agreement", "top1")
 
 
@@ -297,18 +299,18 @@ class Lesson:
         Returns, on every rank, what `agreement_report` says of the head before this update, `draft/loss` (the weighted
         mean of drafter.head.loss, nats), `draft/loss_pos_i` (the mean at draft position i), `draft/grad_norm` (before
         clipping) and `draft/events`; only the last where nothing counted.
-        Raises RuntimeError when the gradients are not finite; the head is then untouched."""
+        Where the gradients are not finite the head stays as it is, and only `draft/events` and `draft/skipped` = 1 are
+        returned: by then the policy has moved, and its training need not end for a drafter's sake."""
         shares = self.events.shares
         own = {key: sums.pop(key) for key in list(sums) if key.startswith("draft/")}
         parts = [own.get(f"draft/loss_{d}", 0.0) for d in range(1, len(shares) + 1)]
         if self.events.count == 0:
             return {"draft/events": 0.0}
-        norm = max(self.head.layout.gather(self.head.step(self.head.config.lr if lr is None else lr)))
-        if not math.isfinite(norm):
-            raise RuntimeError(
-                f"the draft head's gradient norm is {norm}; the head was not updated. Lower drafter.head.lr, set "
-                "drafter.head.clip_grad, or try policy.dtype=fp32"
-            )
+        norms = self.head.layout.gather(self.head.step(self.head.config.lr if lr is None else lr))
+        if not all(map(math.isfinite, norms)):  # max() would pass over a NaN behind the zeros of earlier stages
+            log.warning("the draft head's gradient is not finite: it was not updated. %s", DIVERGED)
+            return {"draft/events": float(self.events.count), "draft/skipped": 1.0}
+        norm = max(norms)
         metrics = {"draft/loss": sum(parts), "draft/grad_norm": norm, "draft/events": float(self.events.count)}
         metrics |= agreement_report(own, len(shares))
         by_position = enumerate(zip(parts, shares, strict=True))

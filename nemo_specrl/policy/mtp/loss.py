@@ -42,7 +42,7 @@ def distil(
     `student`, `teacher` [N, H] final hidden states; `head` [v (padded), H] the LM head's weight; `weights` [N].
     `topk` > 0 compares the teacher's k likeliest tokens (with ties) one by one and all others as one lump. `loss`:
     drafter.head.loss."""
-    compare = {"kl": _kl, "acceptance": _rejection}[loss]
+    compare = {"kl": _kl, "acceptance": _acceptance}[loss]
     total, agreed = _Distil.apply(student, teacher.detach(), head.detach(), weights, law, topk, compare)  # type: ignore[no-untyped-call]
     return total, agreed
 
@@ -117,7 +117,7 @@ def _kl(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[
     return on + lump, q - torch.where(kept, p, ratio[:, None] * q)
 
 
-def _rejection(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _acceptance(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[n, v] log-laws -> ([n] -log a with a = sum min(p, q), [n, v] its derivative by the student's logits at
     temperature 1).
 

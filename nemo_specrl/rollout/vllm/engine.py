@@ -16,12 +16,14 @@ from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.rollout.engine import Completion, GenerationRequest, SpecCounters, StaleEngineError
 from nemo_specrl.rollout.vllm import arguments, draft_folder, environment, limits, transfer, versions
 from nemo_specrl.rollout.vllm.channel import Child, ChildError
-from nemo_specrl.rollout.vllm.draft_folder import Served
+from nemo_specrl.rollout.vllm.draft_folder import HEAD_PREFIX, Served
 from nemo_specrl.types import FloatArray, IntArray, Rollout
 
 if TYPE_CHECKING:
     import torch
 
+NOT_THE_POLICYS = -1
+"""The version of an engine that was started with another head than the policy's: it needs a refit first."""
 _SCORE_CHUNK_TOKENS = 2**18
 """Rows are scored in batches of about so many tokens, which bounds what is pickled at once."""
 
@@ -74,7 +76,9 @@ class VllmEngine:
         if head is not None:
             self._served = draft_folder.build(model_folder, head, log.parent / "served_model")
             self._expected |= draft_folder.shapes(head).keys()
-        self._version: int | None = 0
+        # A head inside the model's own folder is served until the first refit, and need not be the one that learns.
+        own_head = head is not None and any(n.startswith(HEAD_PREFIX) for n in draft_folder.shapes(model_folder))
+        self._version: int | None = NOT_THE_POLICYS if own_head else 0
         env = environment.engine_environment(
             os.environ,
             engine,
@@ -82,6 +86,7 @@ class VllmEngine:
             offline=model_folder.is_dir(),
             prefix=Path(sys.prefix),
             cores=len(os.sched_getaffinity(0)),
+            head=head is not None,
         )
         command = [sys.executable, "-m", "nemo_specrl.rollout.vllm.server"]
         self._child = Child(command, env, log, "the vLLM engine")
@@ -158,15 +163,18 @@ class VllmEngine:
                 chunk, tokens = [], 0
         return scores
 
-    def refit(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+    def refit(
+        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, shortlist: IntArray | None = None
+    ) -> None:
         """Load `weights` (Hugging Face names; with drafter=mtp the policy's and the head's, in any order), reset the
-        prefix cache and stamp `version`.
+        prefix cache and stamp `version`. `shortlist` [L]: ids that the head shall draft, until the next refit; None =
+        all.
 
         StaleEngineError when a weight of the checkpoint or of the head is missing, a chunk arrived with another
         checksum, or live parameters are not what was sent; until the next refit that succeeds nothing is generated."""
         self._version = None
         with transfer.private_folder() as folder:
-            self._child.post("refit", str(folder), version)
+            self._child.post("refit", str(folder), shortlist)
             try:
                 sent = transfer.send(
                     self._served.complete(weights), folder, ranks=self._ranks, answered=self._child.answered
@@ -234,6 +242,7 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
 
 
 def _checkpoint_names(model_folder: Path, config: dict[str, Any]) -> set[str]:
-    """Names of the checkpoint's tensors: what a complete update must bring (nothing is known of other formats)."""
-    names = set(draft_folder.shapes(model_folder))
+    """Names of the checkpoint's tensors: what a complete update must bring (nothing is known of other formats). A
+    native head's are not among them: the policy has none of its own."""
+    names = {name for name in draft_folder.shapes(model_folder) if not name.startswith(HEAD_PREFIX)}
     return names - {"lm_head.weight"} if config.get("tie_word_embeddings") else names

@@ -15,12 +15,20 @@ TORCHRUN = frozenset(
 
 
 def engine_environment(
-    parent: Mapping[str, str], engine: EngineConfig, *, cpu: bool, offline: bool, prefix: Path, cores: int
+    parent: Mapping[str, str],
+    engine: EngineConfig,
+    *,
+    cpu: bool,
+    offline: bool,
+    prefix: Path,
+    cores: int,
+    head: bool = False,
 ) -> dict[str, str]:
     """The variables for the engine's process.
 
-    `parent`: the trainer's environment. `cpu`: vLLM is the CPU build. `offline`: the model is a local folder.
-    `prefix`: sys.prefix, under whose lib/ Intel's OpenMP may lie. `cores`: CPU cores that this process may use.
+    `parent`: the trainer's environment. `cpu`: vLLM is the CPU build. `offline`: the model is a local folder. `head`:
+    the engine drafts with an MTP head. `prefix`: sys.prefix, under whose lib/ Intel's OpenMP may lie. `cores`: CPU
+    cores that this process may use.
     """
     env = {k: v for k, v in parent.items() if k not in TORCHRUN and not k.startswith("TORCHELASTIC_")}
     env |= {
@@ -32,6 +40,10 @@ def engine_environment(
         "PYTHONUNBUFFERED": "1",  # the log's last lines must be there when the process dies
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if head:
+        # vLLM's new model runner, a GPU's default, draws drafts inside a CUDA graph, which a short drafting vocabulary,
+        # renewed with each refit, would not reach. All that we know of heads was found with the old one.
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     if engine.tensor_parallel > 1:
         env["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if engine.enforce_eager:

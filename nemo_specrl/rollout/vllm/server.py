@@ -21,7 +21,7 @@ from nemo_specrl.rollout.engine import Completion, SpecCounters
 from nemo_specrl.rollout.vllm import drafters
 from nemo_specrl.rollout.vllm.channel import Reply
 from nemo_specrl.rollout.vllm.outputs import completion, counters, response_logprobs
-from nemo_specrl.types import FloatArray, Rollout
+from nemo_specrl.types import FloatArray, IntArray, Rollout
 
 _PR_SET_PDEATHSIG = 1
 
@@ -41,6 +41,7 @@ class Server:
         import vllm
 
         self._sampling = sampling
+        self._samples_drafts = drafter.method == "mtp"
         self._llm = vllm.LLM(**arguments)
         # The workers of a tensor-parallel engine are other processes, which this one's setting did not reach.
         self._llm.collective_rpc("specrl_configure", args=(drafter,))
@@ -57,6 +58,10 @@ class Server:
         def params(max_tokens: int, seed: int) -> Any:
             return SamplingParams(**self._sampling, max_tokens=max_tokens, seed=seed, logprobs=topk)
 
+        if self._samples_drafts:
+            # Another stream than any request's own, and the same whenever these requests are made.
+            seed = np.random.SeedSequence([seed for *_, seed in requests]).generate_state(1, np.uint64)[0]
+            self._llm.collective_rpc("specrl_seed", args=(int(seed),))
         jobs = [(context, params(max_tokens, seed)) for context, max_tokens, seed in requests]
         return [completion(out, topk) for out in self._run(jobs, progress)]
 
@@ -84,9 +89,9 @@ class Server:
         """Whether a call left requests behind, whose outputs the next call would mistake for its own."""
         return bool(self._llm.llm_engine.has_unfinished_requests())
 
-    def refit(self, folder: str, version: int) -> list[dict[str, Any]]:
+    def refit(self, folder: str, shortlist: IntArray | None) -> list[dict[str, Any]]:
         """Load the weights that arrive in `folder` (worker.RefitExtension) and forget every cached prefix."""
-        reports: list[dict[str, Any]] = self._llm.collective_rpc("specrl_refit", args=(folder, version))
+        reports: list[dict[str, Any]] = self._llm.collective_rpc("specrl_refit", args=(folder, shortlist))
         if not self._llm.reset_prefix_cache():
             reports[0]["problems"].append("the prefix cache could not be reset: it holds the old weights' keys")
         return reports

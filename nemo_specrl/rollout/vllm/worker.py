@@ -10,7 +10,7 @@ from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.rollout.vllm import drafters, transfer
 from nemo_specrl.rollout.vllm.draft_folder import HEAD_PREFIX
 from nemo_specrl.rollout.vllm.shortlist import install, watch_rows
-from nemo_specrl.types import Rollout
+from nemo_specrl.types import IntArray, Rollout
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +26,10 @@ class RefitExtension:
         def get_model(self) -> Any: ...
         def reload_weights(self, **kwargs: Any) -> None: ...
 
-    def specrl_refit(self, folder: str, version: int) -> dict[str, Any]:
-        """Load the weights that arrive in `folder`, the policy's and its draft head's. Returns what arrived and what is
-        wrong with it: `names`, `problems` (empty = sound), `proved` (number of tensors of `trunk` and `head` that were
-        compared with live parameters bit by bit).
-
-        Drafts may be sampled, and vLLM draws them from its process's generator: seeding it here makes a step's drafts
-        depend on the version alone, not on what was sampled before a resume."""
-        import torch
-
+    def specrl_refit(self, folder: str, shortlist: IntArray | None) -> dict[str, Any]:
+        """Load the weights that arrive in `folder`, the policy's and its draft head's; `shortlist`: the tokens that the
+        head shall choose among. Returns what arrived and what is wrong with it: `names`, `problems` (empty = sound),
+        `proved` (number of tensors of `trunk` and `head` that were compared with live parameters bit by bit)."""
         from nemo_specrl.rollout.vllm.proof import TrunkProof
 
         problems: list[str] = []
@@ -42,10 +37,9 @@ class RefitExtension:
         head: dict[str, torch.Tensor] = {}
         arriving = transfer.receive(Path(folder), self.rank, problems)
         config = self.get_model().config
-        ids = drafters.shortlist(config.vocab_size)
         rows: list[torch.Tensor] = []
-        if ids is not None:
-            arriving = watch_rows(arriving, ids, bool(getattr(config, "tie_word_embeddings", False)), rows)
+        if shortlist is not None:
+            arriving = watch_rows(arriving, shortlist, bool(getattr(config, "tie_word_embeddings", False)), rows)
         self.reload_weights(weights_iterator=proof.watch(without_head(arriving, head)))
         repack_tied_head(self.get_model())
         problems += proof.differences()
@@ -53,9 +47,8 @@ class RefitExtension:
         if head:
             proved["head"], wrong = self._reload_head(head)
             problems += wrong
-        if ids is not None and rows:
-            install(draft_model(self), ids, rows[0], config.vocab_size)
-        torch.manual_seed(version)
+        if shortlist is not None and rows:
+            install(draft_model(self), shortlist, rows[0], config.vocab_size)
         return {"names": sorted(proof.names | head.keys()), "problems": problems, "proved": proved}
 
     def _reload_head(self, head: dict[str, torch.Tensor]) -> tuple[int, list[str]]:
@@ -74,6 +67,13 @@ class RefitExtension:
             draft.load_weights(iter(head.items()))
             finalize_layerwise_reload(draft, self.vllm_config.model_config)
         return head_differences(draft, head)
+
+    def specrl_seed(self, seed: int) -> None:
+        """Seed the generator that sampled drafts are drawn from: vLLM's old model runner takes its process's own (the
+        new one the requests'). So a batch's drafts depend on the batch, not on what was sampled before a resume."""
+        import torch
+
+        torch.manual_seed(seed)
 
     def specrl_configure(self, drafter: DrafterConfig) -> None:
         """Tell this process's proposers what they are configured to do."""

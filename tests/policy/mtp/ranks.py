@@ -15,11 +15,32 @@ import torch
 from nemo_specrl.config.engine import SamplingConfig
 from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
+from nemo_specrl.policy.base import Row
 from nemo_specrl.policy.megatron.policy import MegatronPolicy
 from tests.policy.megatron.ranks import make_rows, surrogate, train_rows
 
 HEAD = HeadConfig(depth=3, lr=0.1, clip_grad=0.05)
 SAMPLE_WEIGHTS = [1.0, 2.0, 0.5, 1.0, 0.0, 3.0]
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "kl, lump": {"topk": 20},
+    "acceptance": {"loss": "acceptance"},
+    "acceptance, lump": {"loss": "acceptance", "topk": 20},
+}
+
+
+def notices_a_nan(policy: MegatronPolicy, rows: list[Row]) -> bool:
+    """Whether this rank, too, is told when the head, which lives on the last stage, has diverged."""
+    assert policy.head is not None
+    for name, parameter in policy.head.parameters().items():
+        if "linear_fc2" in name:
+            parameter.data.fill_(float("nan"))
+    try:
+        policy.train_head(rows)
+    except RuntimeError:
+        return True
+    return False
 
 
 def copies(pairs: Any) -> dict[str, torch.Tensor]:
@@ -40,7 +61,7 @@ def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEA
     )
     sampling = SamplingConfig(temperature=0.8)
 
-    def make(with_head: HeadConfig | None) -> MegatronPolicy:
+    def make(with_head: HeadConfig | None, sampling: SamplingConfig = sampling) -> MegatronPolicy:
         return MegatronPolicy(folder, config, sampling, seed=0, total_updates=None, head=with_head)
 
     off = make(None)
@@ -61,8 +82,17 @@ def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEA
     on.load(checkpoint)
     again = on.train_head(rows)
     resumed = again == lesson and all(torch.equal(t, after[n]) for n, t in on.draft_weights())
-    others = [make(replace(head, loss="acceptance", topk=topk)).train_head(rows) for topk in (0, 20)]
+    others, taught_by = [], {}
+    for name, changes in LOSSES.items():
+        learner = make(replace(head, **changes))
+        others.append(learner.train_head(rows))
+        taught_by[name] = copies(learner.draft_weights())
+    nucleus = make(head, replace(sampling, top_p=0.7))
+    others.append(nucleus.train_head(rows))
+    taught_by["nucleus"] = copies(nucleus.draft_weights())
     return {
+        "noticed": notices_a_nan(make(head), rows),
+        "taught_by": taught_by,
         "isolated": isolated,
         "resumed": resumed,
         "before": before,
@@ -80,11 +110,12 @@ def main() -> None:
     checkpoint.mkdir(exist_ok=True)
     result = work(folder, tp, pp, checkpoint)
     everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    mine = (result["isolated"], result["resumed"], repr((result["metrics"], result["agreement"])))
+    mine = (result["isolated"], result["resumed"], result["noticed"], repr((result["metrics"], result["agreement"])))
     torch.distributed.all_gather_object(everyone, mine)
     result["isolated"] = all(other[0] for other in everyone)
     result["resumed"] = all(other[1] for other in everyone)
-    result["agree"] = len({other[2] for other in everyone}) == 1
+    result["noticed"] = all(other[2] for other in everyone)
+    result["agree"] = len({other[3] for other in everyone}) == 1
     if torch.distributed.get_rank() == 0:
         torch.save(result, out)
     torch.distributed.destroy_process_group()

@@ -40,6 +40,7 @@ def test_the_layout_does_not_matter(
     found = torchrun("tests.policy.mtp.ranks", ranks, tp, pp, checkpoints["qwen3"], tmp_path / "out.pt")
     assert found["agree"], "ranks returned different metrics"
     assert found["isolated"], "the head changed the policy"
+    assert found["noticed"], "a head that has diverged went unnoticed on some rank"
     assert found["resumed"], "a loaded checkpoint did not continue identically"
     for a, b in zip([*alone["metrics"], alone["agreement"]], [*found["metrics"], found["agreement"]], strict=True):
         assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
@@ -47,5 +48,10 @@ def test_the_layout_does_not_matter(
         assert torch.equal(found["before"][name], tensor), name
     for name, tensor in alone["after"].items():
         torch.testing.assert_close(found["after"][name], tensor, atol=TOLERANCE, rtol=0, msg=name)
+    for loss, weights in alone["taught_by"].items():
+        for name, tensor in weights.items():
+            torch.testing.assert_close(
+                found["taught_by"][loss][name], tensor, atol=TOLERANCE, rtol=0, msg=f"{loss} {name}"
+            )
     for name, tensor in alone["started"].items():
         torch.testing.assert_close(found["started"][name], tensor, atol=1e-4, rtol=1e-3, msg=name)

@@ -153,6 +153,19 @@ def test_a_head_whose_gradients_are_not_finite_is_left_alone(checkpoints: dict[s
     assert all(torch.equal(t, before[n]) or "down_proj" in n for n, t in policy.draft_weights())
 
 
+def test_a_head_that_diverges_does_not_end_the_policys_training(checkpoints: dict[str, Path]) -> None:
+    policy = make(checkpoints["llama"], HeadConfig())
+    policy.head.parameters()["layer.mlp.linear_fc2.weight"].data[0, 0] = float("nan")
+    rows = make_rows()
+    batch = train_rows(rows, policy.score(rows))
+    before = {n: t.clone() for n, t in policy.weights()}
+    metrics = policy.update(batch, surrogate, loss_level="token", head_weights=[1.0] * len(rows))
+    assert metrics["draft/skipped"] == 1
+    assert metrics["grad_norm"] > 0
+    assert not any("nan" in repr(value) for value in metrics.values())
+    assert any(not torch.equal(t, before[n]) for n, t in policy.weights())
+
+
 def test_without_a_head_there_is_none(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     policy = make(checkpoints["llama"], None)
     assert policy.head is None

@@ -121,7 +121,6 @@ def test_a_head_that_is_too_small_gives_up_what_costs_it_less_of_its_loss() -> N
             value, agreed = distil(student, teacher, torch.eye(3), torch.ones(1), Law(3), loss=kind)
             tried.append((float(value), float(agreed[0, 0])))
         found[kind] = min(tried)[1], max(overlap for _, overlap in tried)
-    assert found["acceptance"][0] == found["acceptance"][1]
     assert found["kl"][0] < found["kl"][1] - 0.005
 
 

@@ -16,8 +16,10 @@ import torch
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.config.head import HeadConfig
-from nemo_specrl.rollout.engine import Completion, GenerationRequest, StaleEngineError
-from nemo_specrl.rollout.vllm.engine import VllmEngine
+from nemo_specrl.rollout.engine import GenerationRequest, StaleEngineError
+from nemo_specrl.rollout.vllm import draft_folder
+from nemo_specrl.rollout.vllm.engine import NOT_THE_POLICYS, VllmEngine
+from nemo_specrl.types import IntArray
 from tests.rollout.vllm.law import EOS, MAX_LENGTH
 from tests.rollout.vllm.mtp_reference import random_head
 from tests.rollout.vllm.test_speculation import CRITICAL, statistic_and_error
@@ -33,6 +35,10 @@ class Running:
     model: Any
     """Another policy than the engine was started with, and its head."""
     head: dict[str, torch.Tensor]
+    shortlist: IntArray | None
+
+    def refit(self, version: int) -> None:
+        self.engine.refit(self.weights(), version, self.shortlist)
 
     def weights(self, *, head: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.model.state_dict().items()
@@ -42,7 +48,7 @@ class Running:
 
 @pytest.fixture(scope="module", params=[("llama", 40), ("qwen3", 0)], ids=["llama-shortlist", "qwen3"])
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    family, vocabulary = request.param  # 40 of 128 tokens are drafted at all; after a refit, as the head is loaded
+    family, vocabulary = request.param  # 40 of 128 tokens are drafted at all; from the first refit on
     folder = tmp_path_factory.mktemp(family)
     _, _, model_folder, head_folder = model_and_head(family, folder)
     model = tiny_model(family, seed=1)
@@ -58,7 +64,9 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         log=folder / "engine.log",
         head=head_folder,
     ) as engine:
-        yield Running(engine, model, random_head(model, seed=1))
+        yield Running(
+            engine, model, random_head(model, seed=1), np.arange(vocabulary, dtype=np.int32) if vocabulary else None
+        )
 
 
 def requests(n: int) -> list[GenerationRequest]:
@@ -67,7 +75,7 @@ def requests(n: int) -> list[GenerationRequest]:
 
 
 def test_after_a_refit_the_law_is_the_new_policys_and_drafts_are_accepted(running: Running) -> None:
-    running.engine.refit(running.weights(), version=1)
+    running.refit(1)
     batch = requests(400)
     got = running.engine.generate(batch, topk=3)
     counters = running.engine.counters()
@@ -79,12 +87,13 @@ def test_after_a_refit_the_law_is_the_new_policys_and_drafts_are_accepted(runnin
     assert worst < 1e-3
 
 
-def test_sampled_drafts_depend_on_the_version_alone(running: Running) -> None:
-    def drawn(version: int) -> list[Completion]:
-        running.engine.refit(running.weights(), version=version)
-        return running.engine.generate(requests(20))
-
-    first, second = drawn(2), drawn(2)
+def test_sampled_drafts_depend_on_the_requests_alone(running: Running) -> None:
+    """A resumed run draws what it would have drawn, though its gate has drawn from the same engine in between."""
+    running.refit(2)
+    first = running.engine.generate(requests(20))
+    running.refit(3)
+    running.engine.generate([replace(r, prompt_ids=r.prompt_ids[::-1].copy()) for r in requests(7)])
+    second = running.engine.generate(requests(20))
     assert all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(first, second, strict=True))
 
 
@@ -94,8 +103,37 @@ def test_a_head_that_does_not_arrive_is_a_stale_engine(running: Running) -> None
     part = [(n, t) for n, t in running.weights() if "mtp_layers.0.mlp.up_proj" not in n]
     with pytest.raises(StaleEngineError, match="up_proj"):
         running.engine.refit(part, version=3)
-    running.engine.refit(running.weights(), version=4)
+    running.refit(4)
     assert running.engine.version == 4
+
+
+@pytest.mark.parametrize("drafter", [DrafterConfig(), MTP], ids=["off", "mtp"])
+def test_a_model_with_a_head_of_its_own_follows_the_policy(tmp_path: Path, drafter: DrafterConfig) -> None:
+    """Without a drafter the policy's tensors are all that is expected; with one, the head that the folder holds is not
+    the one that learns, so nothing counts as the policy's before the first refit."""
+    _, _, trunk, head_folder = model_and_head("qwen2", tmp_path)
+    native = draft_folder.build(trunk, head_folder, tmp_path / "native").model
+    model = tiny_model("qwen2", seed=1)
+    weights = dict(model.state_dict())
+    if drafter.method == "mtp":
+        weights |= random_head(model, seed=1)
+    with VllmEngine(
+        native,
+        EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1),
+        SamplingConfig(),
+        drafter,
+        max_length=MAX_LENGTH,
+        seed=0,
+        eos_token_ids=[EOS],
+        log=tmp_path / "engine.log",
+        head=head_folder if drafter.method == "mtp" else None,
+    ) as engine:
+        assert engine.version == (NOT_THE_POLICYS if drafter.method == "mtp" else 0)
+        engine.refit(weights.items(), version=1)
+        assert engine.version == 1
+        batch = requests(40)
+        _, worst = statistic_and_error(model, batch, engine.generate(batch, topk=3))
+        assert worst < 1e-3
 
 
 def test_a_head_needs_drafter_mtp_and_the_other_way_round(tmp_path: Path) -> None:

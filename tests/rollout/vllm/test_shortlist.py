@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.head import HeadConfig
-from nemo_specrl.rollout.vllm import drafters
 from nemo_specrl.rollout.vllm.shortlist import Shortlist, TokenCounts, install, watch_rows
 from nemo_specrl.types import Rollout
 
@@ -51,23 +52,29 @@ def test_a_shortlist_gives_the_full_heads_logits_on_its_tokens_only(tied: bool, 
     assert isinstance(draft.compute_logits, Shortlist)
 
 
-def test_the_processes_shortlist_follows_its_configuration() -> None:
-    head = HeadConfig(vocabulary=2)
-    drafters.configure(DrafterConfig(method="mtp", head=head))
-    drafters.observe([rollout(4, 4, 6)])
-    found = drafters.shortlist(10)
+def test_a_head_with_a_short_vocabulary_gets_a_list() -> None:
+    counts = TokenCounts()
+    counts.observe([rollout(4, 4, 6)])
+    mtp = DrafterConfig(method="mtp", head=HeadConfig(vocabulary=2))
+    found = counts.shortlist(mtp, 10)
     assert found is not None
     assert found.tolist() == [4, 6]
-    assert drafters.shortlist(2) is None, "a list of everything is no list"
-    drafters.configure(DrafterConfig(head=head))
-    assert drafters.shortlist(10) is None, "there is no head to give it to"
-    drafters.configure(DrafterConfig(method="mtp", head=HeadConfig(vocabulary=0)))
-    assert drafters.shortlist(10) is None
-    drafters.configure(DrafterConfig(method="mtp", head=head))
-    forgotten = drafters.shortlist(10)
-    assert forgotten is not None
-    assert forgotten.tolist() == [0, 1]
-    drafters.configure(DrafterConfig())
+    assert counts.shortlist(mtp, 2) is None, "a list of everything is no list"
+    assert counts.shortlist(DrafterConfig(head=mtp.head), 10) is None, "there is no head to give it to"
+    assert counts.shortlist(DrafterConfig(method="mtp"), 10) is None
+
+
+def test_counts_outlive_the_process(tmp_path: Path) -> None:
+    counts, later = TokenCounts(), TokenCounts()
+    counts.observe([rollout(9, 9, 5)])
+    counts.save(tmp_path)
+    later.load(tmp_path)
+    for some in (counts, later):
+        some.observe([rollout(5, 5, 7)])
+    assert later.most_frequent(2, 10).tolist() == counts.most_frequent(2, 10).tolist() == [5, 9]
+    (tmp_path / "empty").mkdir()
+    later.load(tmp_path / "empty")  # a checkpoint from before there were counts
+    assert later.most_frequent(1, 10).tolist() == [5]
 
 
 def test_the_engine_side_keeps_the_parameters_dtype() -> None:
