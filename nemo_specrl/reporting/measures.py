@@ -208,7 +208,9 @@ CURVES: Mapping[str, str] = {
     "spec/length_unrewarded": "tokens per drafting step, rollouts without reward",
     **{f"spec/share_pos_{i}": f"drafts accepted up to position {i + 1}" for i in range(POSITIONS)},
     **{f"draft/agreement_pos_{i}": f"acceptance expected of the head, position {i + 1}" for i in range(POSITIONS)},
+    **{f"val/agreement_pos_{i}": f"the same on held-out prompts, position {i + 1}" for i in range(POSITIONS)},
     "draft/loss": "loss of the draft head",
+    "draft/grad_norm": "gradient norm of the draft head",
     "rollout/entropy": "policy entropy, nats",
     "reuse/tv": "total variation, old against new policy",
     "gate/logprob_gap": "log-prob gap, engine against trainer",
@@ -222,7 +224,8 @@ KEYS = frozenset(
     | {"reward/mean", "gate/logprob_gap", "reuse/tv", "reuse/full", "reuse/partial", "reuse/none"}
     | {f"spec/{what}{of}" for what in ("drafts", "drafted", "accepted") for of in ("", "_rewarded", "_unrewarded")}
     | {f"spec/accepted_pos_{i}" for i in range(POSITIONS)}
-    | {"draft/loss", *(f"draft/agreement_pos_{i}" for i in range(POSITIONS))}
+    | {"draft/loss", "draft/grad_norm"}
+    | {f"{split}/agreement_pos_{i}" for split in ("draft", "val") for i in range(POSITIONS)}
 )
 """All that a comparison reads of a run."""
 

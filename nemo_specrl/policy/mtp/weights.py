@@ -19,6 +19,8 @@ from nemo_specrl.policy.megatron.weights import Checkpoint, Slot, layer_slots, s
 PREFIX = "model.mtp_layers."
 _NAME = f"{PREFIX}0."
 _COUNT = "num_nextn_predict_layers"
+_MUST_AGREE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "rms_norm_eps", "hidden_act")
+"""Keys of config.json that tensor shapes don't tell."""
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +58,7 @@ def reader(source: str, folder: Path, architecture: Architecture) -> Callable[[s
             f"{where}: config.json promises {promised} draft heads ({_COUNT}), but the weights hold {len(found)}: "
             "the folder is incomplete"
         )
+    _check_config(where, folder)
     checkpoint = Checkpoint(where, table)
     log.info("draft head: loaded 1 of %d from %s (%d tensors)", len(found), where, sum(len(s.sources) for s in table))
     return checkpoint.read
@@ -81,6 +84,17 @@ def read_head(folder: Path) -> list[tuple[str, torch.Tensor]]:
         for name, tensor in load_file(file).items()
         if name.startswith(PREFIX)
     ]
+
+
+def _check_config(head: Path, model: Path) -> None:
+    """ValueError where a head of the right shapes was made for another model: it would load, and foresee nothing."""
+    theirs, ours = (json.loads((folder / "config.json").read_text()) for folder in (head, model))
+    for key in _MUST_AGREE:
+        if key in theirs and key in ours and theirs[key] != ours[key]:
+            raise ValueError(
+                f"drafter.head.source={head}: it was made for a model with {key}={theirs[key]}, and the policy has "
+                f"{ours[key]}. Give a head that was trained for this model, or start from scratch"
+            )
 
 
 def _promised(folder: Path) -> int:

@@ -17,6 +17,7 @@ from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
 from nemo_specrl.policy.base import Row
 from nemo_specrl.policy.megatron.policy import MegatronPolicy
+from nemo_specrl.policy.mtp import draft
 from tests.policy.megatron.conftest import FAMILIES
 from tests.policy.megatron.ranks import make_rows, surrogate, train_rows
 from tests.rollout.vllm.mtp_reference import MtpReference, random_head, trunk_hidden
@@ -67,6 +68,42 @@ def test_agreement_is_what_decoding_token_by_token_gives(
         assert found[f"draft/agreement_pos_{d}"] == pytest.approx(sums[d] / counts[d], abs=1e-5)
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_logits_are_the_references(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """At every position and depth, to 1e-3 in fp32; the engine's are compared with the same reference."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(checkpoints[family], dtype=torch.float32)
+    tensors = random_head(model)
+    policy = make(
+        checkpoints[family], HeadConfig(source=str(write(tmp_path / "head", checkpoints[family], tensors)), depth=3)
+    )
+    reference = MtpReference(tensors, model)
+    found: list[torch.Tensor] = []
+
+    def record(student: torch.Tensor, _teacher: torch.Tensor, head: torch.Tensor, law: Any) -> torch.Tensor:
+        found.append(student @ head[: law.vocab_size].T)
+        return torch.zeros(len(student), 3)
+
+    monkeypatch.setattr(draft, "agreement", record)
+    for row in make_rows():
+        found.clear()
+        policy.head_agreement([row])
+        ids = [int(x) for x in np.concatenate([row.prompt_ids, row.token_ids])]
+        hidden = trunk_hidden(model, ids)
+        wanted: list[list[torch.Tensor]] = [[], [], []]
+        for seen in range(len(row.prompt_ids) + 1, len(ids)):
+            drafts = ids[seen : seen + 3]
+            for depth, logits in enumerate(reference.draft_logits(ids[:seen], hidden, drafts)[: len(drafts)]):
+                wanted[depth].append(logits)
+        for got, want in zip(found, wanted, strict=False):
+            assert len(got) == len(want)
+            if want:
+                torch.testing.assert_close(got, torch.stack(want), atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_folder_and_back_is_bit_exact(checkpoints: dict[str, Path], tmp_path: Path, family: str, dtype: str) -> None:
@@ -92,9 +129,11 @@ def test_a_head_that_is_promised_and_missing(checkpoints: dict[str, Path], tmp_p
     with pytest.raises(ValueError, match="no model.mtp_layers.* weights.*promises 1"):
         make(checkpoints["llama"], HeadConfig(source=str(empty)))
     make(checkpoints["qwen3"], HeadConfig()).export_head(tmp_path / "other")
-    with pytest.raises(ValueError, match="has shape"):
+    with pytest.raises(ValueError, match="made for a model with rope_parameters"):
         make(checkpoints["llama"], HeadConfig(source=str(tmp_path / "other")))
     tensors = load_file(tmp_path / "other" / "model.safetensors")
+    with pytest.raises(ValueError, match="has shape"):
+        make(checkpoints["llama"], HeadConfig(source=str(write(tmp_path / "shape", checkpoints["llama"], tensors))))
     del tensors["model.mtp_layers.0.input_proj.weight"]
     with pytest.raises(ValueError, match=r"input_proj\.weight is missing"):
         make(checkpoints["qwen3"], HeadConfig(source=str(write(tmp_path / "cut", checkpoints["qwen3"], tensors))))
