@@ -101,8 +101,8 @@ def head_differences(model: Any, sent: Mapping[str, torch.Tensor]) -> tuple[int,
             names = [f"{piece}.{kind}" for piece in pieces]
             if not parts.keys() >= set(names):
                 continue  # it has none, or the sender's side says that it is missing
-            rows = torch.cat([parts[name] for name in names])
-            if not _whole(layer, rows):
+            rows = torch.cat([_share(layer, name, parts[name]) for name in names])
+            if not _held(layer, rows):
                 continue
             compared += len(pieces)
             right = multiplies_by(layer, rows) if kind == "weight" else _equal(layer.bias, rows)
@@ -121,7 +121,18 @@ def _equal(live: torch.Tensor, sent: torch.Tensor) -> bool:
     return torch.equal(live.detach().cpu(), sent.to(live.dtype).cpu())
 
 
-def _whole(layer: Any, sent: torch.Tensor) -> bool:
-    """Whether this rank holds all of a [rows, width] weight or a [rows] bias."""
+def _share(layer: Any, name: str, sent: torch.Tensor) -> torch.Tensor:
+    """What this engine rank holds of a linear layer's weight [rows, width] or bias [rows] (vLLM's linear.py): some of
+    its columns where the layer's input is spread over the ranks, else some of its rows. Ranks beyond the number of
+    key-value heads hold the same ones."""
+    rank, size = getattr(layer, "tp_rank", 0), getattr(layer, "tp_size", 1)
+    if name.startswith(("self_attn.o_proj.", "mlp.down_proj.")):
+        return sent.tensor_split(size, dim=1)[rank] if sent.dim() == 2 else sent
+    alike = getattr(layer, "num_kv_head_replicas", 1) if name.startswith(("self_attn.k_", "self_attn.v_")) else 1
+    return sent.tensor_split(max(1, size // alike))[rank // alike]
+
+
+def _held(layer: Any, sent: torch.Tensor) -> bool:
+    """Whether a [rows, width] weight or a [rows] bias has the size of what this rank holds."""
     held = (getattr(layer, "output_size_per_partition", None), getattr(layer, "input_size_per_partition", None))
     return held[: sent.dim()] == tuple(sent.shape)

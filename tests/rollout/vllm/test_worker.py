@@ -102,12 +102,40 @@ def test_one_stale_tensor_is_named(name: str) -> None:
     assert kind in problems[0]
 
 
-def test_a_share_of_a_head_is_not_held_against_it() -> None:
-    """A tensor-parallel rank holds a part of each linear layer; norms and input_proj are whole everywhere."""
-    sent = head_tensors()
+def share(sent: dict[str, torch.Tensor], rank: int) -> Any:
+    """The drafter of one of two ranks, which share one key-value head, as vLLM cuts it."""
     live = live_drafter(sent, "block")
+    layers = {name.split(".")[-1]: module for name, module in live.named_modules() if isinstance(module, Packed)}
+    w = {name.removeprefix(PREFIX).removesuffix(".weight"): tensor for name, tensor in sent.items()}
+    q, k, v = (w[f"self_attn.{p}_proj"] for p in "qkv")
+    layers["qkv_proj"].packed = torch.cat([q.chunk(2)[rank], k, v])
+    layers["qkv_proj"].bias.data = torch.cat(
+        [w["self_attn.q_proj.bias"].chunk(2)[rank]] + [w[f"self_attn.{p}_proj.bias"] for p in "kv"]
+    )
+    layers["qkv_proj"].num_kv_head_replicas = 2
+    layers["gate_up_proj"].packed = torch.cat([w[f"mlp.{p}_proj"].chunk(2)[rank] for p in ("gate", "up")])
+    for name in ("o_proj", "down_proj"):
+        layers[name].packed = layers[name].packed.chunk(2, dim=1)[rank]
+    for layer in layers.values():
+        layer.output_size_per_partition, layer.input_size_per_partition = layer.packed.shape
+        layer.tp_rank, layer.tp_size = rank, 2
+    return live
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_compares_its_share_of_every_tensor(rank: int) -> None:
+    sent = head_tensors()
+    live = share(sent, rank)
+    assert head_differences(live, sent) == (len(sent), [])
+    for name in sent:
+        assert head_differences(live, sent | {name: sent[name] * 1.001})[1], name
+    assert head_differences(share(sent, 1 - rank), sent) == (len(sent), [])
+
+
+def test_a_share_of_unknown_size_is_not_held_against_it() -> None:
+    sent = head_tensors()
+    live = share(sent, 0)
     for module in live.modules():
         if isinstance(module, Packed):
-            module.packed = module.packed[: len(module.packed) // 2]
-            module.output_size_per_partition //= 2
+            module.tp_size = 4
     assert head_differences(live, sent) == (2, [])
