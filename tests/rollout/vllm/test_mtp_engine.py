@@ -136,6 +136,28 @@ def test_a_model_with_a_head_of_its_own_follows_the_policy(tmp_path: Path, draft
         assert worst < 1e-3
 
 
+def test_two_engine_ranks_draft_with_shares_of_one_head(tmp_path: Path) -> None:
+    _, _, model_folder, head_folder = model_and_head("qwen3", tmp_path)
+    model = tiny_model("qwen3", seed=1)
+    with VllmEngine(
+        model_folder,
+        EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64, tensor_parallel=2),
+        SamplingConfig(),
+        MTP,
+        max_length=MAX_LENGTH,
+        seed=0,
+        eos_token_ids=[EOS],
+        log=tmp_path / "engine.log",
+        head=head_folder,
+    ) as engine:
+        engine.refit([*model.state_dict().items(), *random_head(model, seed=1).items()], version=1)
+        batch = requests(100)
+        statistic, worst = statistic_and_error(model, batch, engine.generate(batch, topk=3))
+        assert statistic < CRITICAL
+        assert worst < 1e-3
+        assert engine.counters().accepted > 0
+
+
 def test_a_head_needs_drafter_mtp_and_the_other_way_round(tmp_path: Path) -> None:
     _, _, model_folder, head_folder = model_and_head("llama", tmp_path)
     for drafter, head in ((DrafterConfig(), head_folder), (MTP, None)):
