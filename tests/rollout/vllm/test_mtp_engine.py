@@ -46,24 +46,28 @@ class Running:
             yield from self.head.items()
 
 
+def start(model_folder: Path, head: Path | None, drafter: DrafterConfig, *, ranks: int = 1) -> VllmEngine:
+    return VllmEngine(
+        model_folder,
+        EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64, tensor_parallel=ranks),
+        SamplingConfig(),
+        drafter,
+        max_length=MAX_LENGTH,
+        seed=0,
+        eos_token_ids=[EOS],
+        log=model_folder.parent / "engine.log",
+        head=head,
+    )
+
+
 @pytest.fixture(scope="module", params=[("llama", 40), ("qwen3", 0)], ids=["llama-shortlist", "qwen3"])
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     family, vocabulary = request.param  # 40 of 128 tokens are drafted at all; from the first refit on
     folder = tmp_path_factory.mktemp(family)
     _, _, model_folder, head_folder = model_and_head(family, folder)
     model = tiny_model(family, seed=1)
-    config = EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64)
-    with VllmEngine(
-        model_folder,
-        config,
-        SamplingConfig(),
-        replace(MTP, head=HeadConfig(vocabulary=vocabulary)),
-        max_length=MAX_LENGTH,
-        seed=0,
-        eos_token_ids=[EOS],
-        log=folder / "engine.log",
-        head=head_folder,
-    ) as engine:
+    drafter = replace(MTP, head=HeadConfig(vocabulary=vocabulary))
+    with start(model_folder, head_folder, drafter) as engine:
         yield Running(
             engine, model, random_head(model, seed=1), np.arange(vocabulary, dtype=np.int32) if vocabulary else None
         )
@@ -117,17 +121,7 @@ def test_a_model_with_a_head_of_its_own_follows_the_policy(tmp_path: Path, draft
     weights = dict(model.state_dict())
     if drafter.method == "mtp":
         weights |= random_head(model, seed=1)
-    with VllmEngine(
-        native,
-        EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1),
-        SamplingConfig(),
-        drafter,
-        max_length=MAX_LENGTH,
-        seed=0,
-        eos_token_ids=[EOS],
-        log=tmp_path / "engine.log",
-        head=head_folder if drafter.method == "mtp" else None,
-    ) as engine:
+    with start(native, head_folder if drafter.method == "mtp" else None, drafter) as engine:
         assert engine.version == (NOT_THE_POLICYS if drafter.method == "mtp" else 0)
         engine.refit(weights.items(), version=1)
         assert engine.version == 1
@@ -139,17 +133,7 @@ def test_a_model_with_a_head_of_its_own_follows_the_policy(tmp_path: Path, draft
 def test_two_engine_ranks_draft_with_shares_of_one_head(tmp_path: Path) -> None:
     _, _, model_folder, head_folder = model_and_head("qwen3", tmp_path)
     model = tiny_model("qwen3", seed=1)
-    with VllmEngine(
-        model_folder,
-        EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64, tensor_parallel=2),
-        SamplingConfig(),
-        MTP,
-        max_length=MAX_LENGTH,
-        seed=0,
-        eos_token_ids=[EOS],
-        log=tmp_path / "engine.log",
-        head=head_folder,
-    ) as engine:
+    with start(model_folder, head_folder, MTP, ranks=2) as engine:
         engine.refit([*model.state_dict().items(), *random_head(model, seed=1).items()], version=1)
         batch = requests(100)
         statistic, worst = statistic_and_error(model, batch, engine.generate(batch, topk=3))
@@ -162,14 +146,4 @@ def test_a_head_needs_drafter_mtp_and_the_other_way_round(tmp_path: Path) -> Non
     _, _, model_folder, head_folder = model_and_head("llama", tmp_path)
     for drafter, head in ((DrafterConfig(), head_folder), (MTP, None)):
         with pytest.raises(ValueError, match="needs a head"):
-            VllmEngine(
-                model_folder,
-                EngineConfig(),
-                SamplingConfig(),
-                drafter,
-                max_length=MAX_LENGTH,
-                seed=0,
-                eos_token_ids=[EOS],
-                log=tmp_path / "log",
-                head=head,
-            )
+            start(model_folder, head, drafter)
