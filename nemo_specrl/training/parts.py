@@ -62,8 +62,8 @@ class Parts:
         return self.tokenizer.decode(known, skip_special_tokens=True)
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
-        """Let a drafter in the engine learn from finished rollouts."""
-        if self.engine is not None and self.run.drafter.method != "off":
+        """Let a drafter in the engine learn from finished rollouts; of all of them only `history` does."""
+        if self.engine is not None and self.run.drafter.method == "history":
             self.engine.observe(rollouts)
 
 

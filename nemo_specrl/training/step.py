@@ -83,7 +83,8 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
             for rollout in rollouts if remembers else ():
                 parts.cache.put(rollout, plan.epoch)
             parts.observe(rollouts)
-            parts.tokens.observe(rollouts)
+            if run.drafter.method == "mtp":
+                parts.tokens.observe(rollouts)
     clock.seconds |= {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
     clock.seconds["rollout"] = batch.verify_s + batch.plan_s + batch.generate_s
     metrics: dict[str, float] = {f"time/{name}_s": seconds for name, seconds in clock.seconds.items()}

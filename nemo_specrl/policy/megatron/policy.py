@@ -157,7 +157,8 @@ class MegatronPolicy:
 
         Returns `loss`, `grad_norm` (before clipping), `lr`, `skipped` (1 where no token was unmasked: nothing is
         updated, but the call counts), `outside_law_tokens` and the loss's own metrics.
-        Raises RuntimeError when loss or gradients are not finite; parameters and optimizer are then untouched."""
+        Raises RuntimeError when loss or gradients are not finite; parameters and optimizer are then untouched. A head's
+        gradients that are not finite leave the head as it is and the policy updated: `draft/skipped` = 1."""
         batching.check_rows(rows, self.vocab_size)
         weights = token_weights(rows, loss_level)
         lr = self._learning_rate(self._version)

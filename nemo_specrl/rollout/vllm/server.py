@@ -41,7 +41,7 @@ class Server:
         import vllm
 
         self._sampling = sampling
-        self._samples_drafts = drafter.method == "mtp"
+        self._drafts = drafter.method != "off"
         self._llm = vllm.LLM(**arguments)
         # The workers of a tensor-parallel engine are other processes, which this one's setting did not reach.
         self._llm.collective_rpc("specrl_configure", args=(drafter,))
@@ -58,7 +58,7 @@ class Server:
         def params(max_tokens: int, seed: int) -> Any:
             return SamplingParams(**self._sampling, max_tokens=max_tokens, seed=seed, logprobs=topk)
 
-        if self._samples_drafts:
+        if self._drafts:
             # Another stream than any request's own, and the same whenever these requests are made.
             seed = np.random.SeedSequence([seed for *_, seed in requests]).generate_state(1, np.uint64)[0]
             self._llm.collective_rpc("specrl_seed", args=(int(seed),))

@@ -45,8 +45,9 @@ class TokenCounts:
         self._counts = counts
 
     def save(self, folder: Path) -> None:
-        """Into a checkpoint's folder."""
-        np.save(folder / _FILE, self._counts)
+        """Into a checkpoint's folder; nothing where nothing was counted."""
+        if len(self._counts):
+            np.save(folder / _FILE, self._counts)
 
     def load(self, folder: Path) -> None:
         """What `save` wrote; nothing where it wrote nothing."""
