@@ -35,11 +35,10 @@ import torch
 from numpy.typing import NDArray
 
 from nemo_specrl.config.compose import compose
-from nemo_specrl.policy.base import Row
+from nemo_specrl.contracts.rows import Row
 from nemo_specrl.reporting.stats import estimate
 from nemo_specrl.training.parts import Parts, build
 from nemo_specrl.training.plan import plan_steps
-from nemo_specrl.training.refit import refit
 from nemo_specrl.training.step import run_step
 from nemo_specrl.types import Rollout
 
@@ -127,7 +126,7 @@ def study(parts: Parts) -> dict[str, Any]:
     """Train to the end of the plan and look at A after each epoch's first step."""
     plans = plan_steps(parts.run, len(parts.prompts))
     first = plans[0]
-    refit(parts)
+    parts.refit()
     prompts = [parts.prompts[i] for i in first.prompts]
     draw = parts.generator.rollouts
     a = draw(prompts, step=first.step, epoch=1, version=0).rollouts  # the step below draws the very same again
@@ -137,7 +136,10 @@ def study(parts: Parts) -> dict[str, Any]:
     for plan in plans:
         result = run_step(parts, plan)
         if plan.step == first.step:
-            same = all(np.array_equal(x.token_ids, y.token_ids) for x, y in zip(a, result.rollouts, strict=True))
+            same = all(
+                np.array_equal(x.token_ids, y.token_ids)
+                for x, y in zip(a, [sample.rollout for sample in result.samples], strict=True)
+            )
             assert same, "A is what the policy was trained on: set engine.dtype=fp32"
         last = plan.step == len(plans) or plans[plan.step].epoch > plan.epoch
         if not last:

@@ -23,7 +23,6 @@ from nemo_specrl.config.compose import compose
 from nemo_specrl.reporting.stats import contrast, estimate
 from nemo_specrl.training.parts import build
 from nemo_specrl.training.plan import plan_steps
-from nemo_specrl.training.refit import refit
 from nemo_specrl.training.step import run_step
 
 ARMS = ["vanilla", "exact", "block", "exact_history", "spec_rl", "spec_rl_corrected"]
@@ -41,7 +40,7 @@ def train(arm: str, seed: int, steps: int, overrides: list[str]) -> dict[str, li
     """Metric -> its value at each step, of one training in this process."""
     run = compose([f"experiment={arm}", *SETTINGS, f"seed={seed}", f"trainer.max_steps={steps}", *overrides])
     with tempfile.TemporaryDirectory() as folder, build(run, Path(folder), resumed=False, track=False) as parts:
-        refit(parts)
+        parts.refit()
         found = [run_step(parts, plan).metrics for plan in plan_steps(run, len(parts.prompts))]
     return {key: [step.get(key) for step in found] for key in KEPT}
 

@@ -33,37 +33,37 @@ class Verb:
 
 
 def train(args: list[str]) -> int:
-    from nemo_specrl.training.command import train_command
+    from nemo_specrl.commands.train import train_command
 
     return train_command(args)
 
 
 def bench(args: list[str]) -> int:
-    from nemo_specrl.training.bench import bench_command
+    from nemo_specrl.commands.bench import bench_command
 
     return bench_command(args)
 
 
 def verify(args: list[str]) -> int:
-    from nemo_specrl.training.gate import verify_command
+    from nemo_specrl.commands.verify import verify_command
 
     return verify_command(args)
 
 
 def evaluate(args: list[str]) -> int:
-    from nemo_specrl.training.evaluate import eval_command
+    from nemo_specrl.commands.evaluate import eval_command
 
     return eval_command(args)
 
 
 def export(args: list[str]) -> int:
-    from nemo_specrl.training.export import export_command
+    from nemo_specrl.commands.export import export_command
 
     return export_command(args)
 
 
 def prepare(args: list[str]) -> int:
-    from nemo_specrl.training.command import prepare_command
+    from nemo_specrl.commands.prepare import prepare_command
 
     return prepare_command(args)
 

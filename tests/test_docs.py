@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nemo_specrl import cli
+from nemo_specrl.commands.bench import split_arms
+from nemo_specrl.config.arguments import parse
 from nemo_specrl.config.compose import compose, compose_tree, groups, schema_keys
-from nemo_specrl.training.bench import split_arms
-from nemo_specrl.training.command import parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nemo_specrl.config.algorithm import AlgorithmConfig
-from nemo_specrl.policy.base import LossBatch, LossFn
+from nemo_specrl.contracts.rows import LossBatch, LossFn
 
 if TYPE_CHECKING:
     import torch

@@ -193,16 +193,8 @@ def _reuse_faults(run: RunConfig) -> Iterator[str]:
 
 def _loop_faults(run: RunConfig) -> Iterator[str]:
     algorithm, trainer = run.algorithm, run.trainer
-    if trainer.task == "warmup":
-        if run.drafter.method != "mtp":
-            yield f"trainer.task=warmup trains a draft head, and drafter={run.drafter.method} has none: use drafter=mtp"
-        if run.reuse.rule != "off":
-            yield f"trainer.task=warmup draws every rollout afresh, once: reuse.rule={run.reuse.rule} must be off"
-    elif run.drafter.method == "mtp" and run.drafter.head.source == "scratch" and run.drafter.head.every == 0:
-        yield (
-            "drafter.head.every=0 freezes a head that has learnt nothing: give drafter.head.source a folder that "
-            "experiment=draft_warmup wrote, or let it learn"
-        )
+    if trainer.task == "warmup" and run.reuse.rule != "off":
+        yield f"trainer.task=warmup draws every rollout afresh, once: reuse.rule={run.reuse.rule} must be off"
     if algorithm.updates_per_step > algorithm.prompts_per_step:
         yield (
             f"algorithm.updates_per_step={algorithm.updates_per_step}: a mini-batch is made of whole groups, and there "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import math
-from dataclasses import dataclass
 from typing import Protocol
 
+from nemo_specrl.config.registry import resolve
+from nemo_specrl.contracts.sample import RewardResult
 from nemo_specrl.types import Prompt
 
 REWARDS: dict[str, str] = {
@@ -14,22 +13,6 @@ REWARDS: dict[str, str] = {
 }
 """Registered rewards: name -> where its class is. A new one is one line; a class of your own needs none: set
 reward.name to "package.module:Class"."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardResult:
-    """The score of one response."""
-
-    value: float
-    """The reward; NaN where `valid` is false, so that nobody mistakes it for a wrong answer."""
-    valid: bool = True
-    """Whether the response could be scored. Samples that could not are left out of baseline and loss."""
-    error: str | None = None
-    """Why not: `timeout`, or the verifier's own error."""
-
-    @staticmethod
-    def failed(error: str) -> RewardResult:
-        return RewardResult(math.nan, valid=False, error=error)
 
 
 class Reward(Protocol):
@@ -51,14 +34,5 @@ class Reward(Protocol):
 
 def load_reward(name: str) -> Reward:
     """The reward of that name. ValueError for an unknown one."""
-    target = REWARDS.get(name, name if ":" in name else None)
-    if target is None:
-        raise ValueError(
-            f"reward.name={name!r}: there are {', '.join(REWARDS)}. For one of your own write 'package.module:Class'."
-        )
-    module, _, attribute = target.partition(":")
-    try:
-        reward: Reward = getattr(importlib.import_module(module), attribute)()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"reward.name={name!r} cannot be loaded: {error}. Is it on the PYTHONPATH?") from error
+    reward: Reward = resolve(REWARDS, name, "reward.name")()
     return reward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nemo_specrl.contracts.sample import RewardResult
 from nemo_specrl.rewards.answers import (
     equation_end,
     extract_answer,
@@ -11,7 +12,6 @@ from nemo_specrl.rewards.answers import (
     plain_number,
     same_number,
 )
-from nemo_specrl.rewards.base import RewardResult
 from nemo_specrl.types import Prompt
 
 

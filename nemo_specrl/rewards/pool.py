@@ -17,7 +17,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from nemo_specrl.rewards.base import RewardResult
+from nemo_specrl.contracts.sample import RewardResult
 from nemo_specrl.types import Prompt
 
 _START_TIMEOUT_S = 120.0

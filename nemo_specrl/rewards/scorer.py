@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 from nemo_specrl.config.reward import RewardConfig
-from nemo_specrl.rewards.base import RewardResult, load_reward
+from nemo_specrl.contracts.sample import RewardResult
+from nemo_specrl.rewards.base import load_reward
 from nemo_specrl.rewards.pool import WorkerPool
 from nemo_specrl.types import Prompt
 

@@ -15,7 +15,8 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
-from nemo_specrl.rewards.base import Reward, RewardResult, load_reward
+from nemo_specrl.contracts.sample import RewardResult
+from nemo_specrl.rewards.base import Reward, load_reward
 from nemo_specrl.types import Prompt
 
 _PR_SET_PDEATHSIG = 1

@@ -54,10 +54,17 @@ class RolloutCache:
         """(epoch, rollout), oldest first."""
         return ((epoch, rollout) for (epoch, _, _), rollout in self._rollouts.items())
 
-    def put(self, rollout: Rollout, epoch: int) -> None:
+    def put(self, rollout: Rollout, epoch: int | None = None) -> None:
         """Remember a rollout of `epoch`, in place of an equal (epoch, prompt, slot), and drop what is too old or too
-        much. One that alone is larger than the cache is dropped itself. Epochs never go back."""
-        assert not self._rollouts or epoch >= next(reversed(self._rollouts))[0], "epochs never go back"
+        much. One that alone is larger than the cache is dropped itself. Epochs never go back.
+
+        A trainer that has no epochs gives None: every rollout of a prompt's slot is then one epoch younger than the
+        one before, and prompts do not age one another."""
+        everywhere = epoch is not None
+        if epoch is None:
+            epoch = self._next(rollout.prompt_key, rollout.slot)
+        else:
+            assert not self._rollouts or epoch >= next(reversed(self._rollouts))[0], "epochs never go back"
         size = nbytes(rollout)
         if size > self.max_bytes:
             self.counts["dropped"] += 1
@@ -69,14 +76,20 @@ class RolloutCache:
         self._epochs.setdefault(key[1:], []).append(epoch)
         self.bytes += size
         self._forget_superseded(key)
-        self._shrink("expired", lambda oldest: oldest[0] < epoch - max(self.keep, self.max_age))
+        if everywhere:
+            self._shrink("expired", lambda oldest: oldest[0] < epoch - max(self.keep, self.max_age))
         self._shrink("dropped", lambda _: self.bytes > self.max_bytes)
 
-    def lookup(self, prompt_key: str, slot: int, epoch: int) -> Rollout | None:
-        """The newest rollout that is `delay` to `max_age` epochs older than `epoch`, or None."""
+    def lookup(self, prompt_key: str, slot: int, epoch: int | None = None) -> Rollout | None:
+        """The newest rollout that is `delay` to `max_age` epochs older than `epoch` (None: as in `put`), or None."""
+        if epoch is None:
+            epoch = self._next(prompt_key, slot)
         ages = [epoch - e for e in self._epochs.get((prompt_key, slot), ()) if self.delay <= epoch - e <= self.max_age]
         self.counts["hits" if ages else "misses"] += 1
         return self._rollouts[(epoch - min(ages), prompt_key, slot)] if ages else None
+
+    def _next(self, prompt_key: str, slot: int) -> int:
+        return 1 + max(self._epochs.get((prompt_key, slot), (0,)))
 
     def metrics(self) -> dict[str, float]:
         """`cache/*`: what is held now, and the counts. Where much is dropped an epoch does not fit into

@@ -8,30 +8,16 @@ Whether an engine samples from the policy is `transform`'s question. Ours.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_specrl.contracts.verdict import Verdict
+
 Probs: TypeAlias = NDArray[np.float64]
 LEVEL = 1e-3
 """Probability that a sound engine fails the chi-square."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The outcome of a check."""
-
-    status: Literal["pass", "warn", "fail"]
-    text: str
-    """One paragraph for a person: what was found and, unless it passed, what to do."""
-    figures: dict[str, float]
-    """The numbers behind it, for `gate/*`."""
-
-    @property
-    def passed(self) -> bool:
-        return self.status != "fail"
 
 
 def canary_verdict(

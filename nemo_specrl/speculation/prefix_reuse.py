@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
+from nemo_specrl.contracts.engine import Completion
 from nemo_specrl.speculation.acceptance import Rule
 from nemo_specrl.speculation.randomness import uniforms
 from nemo_specrl.speculation.verifier import Draft, Sums, Verification
@@ -99,31 +99,7 @@ def splice(
     )
 
 
-class Tail(Protocol):
-    """New tokens of one request: what `assemble` reads of an engine's completion."""
-
-    @property
-    def token_ids(self) -> IntArray:
-        """[M]"""
-        ...
-
-    @property
-    def logprobs(self) -> FloatArray:
-        """[M] under the sampling law."""
-        ...
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """Why it ended."""
-        ...
-
-    @property
-    def topk(self) -> TopK | None:
-        """[M, K] the law's candidates."""
-        ...
-
-
-def assemble(plan: Plan, tail: Tail | None, *, version: int) -> Rollout:
+def assemble(plan: Plan, tail: Completion | None, *, version: int) -> Rollout:
     """The finished rollout. `tail` is None exactly when the plan is finished; `version` is the policy that sampled it.
 
     A rollout that needed no engine keeps the policy's log-probs from its verification: no second pass is due."""
@@ -157,7 +133,7 @@ def assemble(plan: Plan, tail: Tail | None, *, version: int) -> Rollout:
     )
 
 
-def _join(plan: Plan, tail: Tail) -> TopK | None:
+def _join(plan: Plan, tail: Completion) -> TopK | None:
     """Candidates for the whole rollout, or none where a part came without (or with another K)."""
     if tail.topk is None or not len(plan.token_ids):
         return tail.topk

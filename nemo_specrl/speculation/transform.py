@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from nemo_specrl.speculation.lossless import LEVEL, Verdict, chi_square, critical_value, distance, survival
+from nemo_specrl.contracts.verdict import Verdict
+from nemo_specrl.speculation.lossless import LEVEL, chi_square, critical_value, distance, survival
 from nemo_specrl.speculation.randomness import uniforms
 from nemo_specrl.types import IntArray
 

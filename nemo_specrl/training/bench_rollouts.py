@@ -14,25 +14,22 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from rich.console import Console
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.contracts.engine import Engine, GenerationRequest
+from nemo_specrl.contracts.policy import Policy
 from nemo_specrl.data import load_prompts
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.models import ModelFolder, load_tokenizer, resolve_model
-from nemo_specrl.policy.base import Policy
-from nemo_specrl.policy.megatron import MegatronPolicy
 from nemo_specrl.policy.mtp.weights import read_head
 from nemo_specrl.reporting.rollout_bench import Measurement
-from nemo_specrl.rollout.engine import Engine, GenerationRequest
-from nemo_specrl.rollout.generator import RolloutGenerator
-from nemo_specrl.rollout.vllm.engine import VllmEngine
-from nemo_specrl.rollout.vllm.shortlist import TokenCounts
+from nemo_specrl.rollout.vllm.versions import installed
 from nemo_specrl.speculation.cache import RolloutCache
-from nemo_specrl.training import checkpoint
-from nemo_specrl.training.bench import rotated
+from nemo_specrl.training import checkpoint, factories
 from nemo_specrl.training.folder import read_run
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.types import Prompt, TopK
@@ -47,6 +44,7 @@ RECORDING = "recording"
 RESULTS = "measurements.jsonl"
 _SHARED = ("model", "data", "algorithm", "sampling", "policy", "seed", "bench")
 _WARM_UP_TOKENS = 4
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,12 @@ class Recording:
     plan: StepPlan
     prompts: list[Prompt]
     """Those of the step."""
+
+
+def rotated(arms: Sequence[T], repeat: int) -> list[T]:
+    """Another arm goes first in every repetition, so that a machine that warms up or slows down favours none."""
+    turn = repeat % len(arms)
+    return [*arms[turn:], *arms[:turn]]
 
 
 def recording_overrides(overrides: Sequence[str], runs: Mapping[str, RunConfig], folder: Path) -> list[str]:
@@ -86,7 +90,7 @@ def check_arms(runs: Mapping[str, RunConfig]) -> None:
             "bench.kind=rollouts needs bench.from_epoch >= 2: in the first epoch there is nothing to reuse"
         )
     for name, run in runs.items():
-        if run.drafter.method == "mtp" and run.drafter.head.source in ("scratch", "native"):
+        if make_drafter(run.drafter).has_head and run.drafter.head.source in ("scratch", "native"):
             raise ValueError(
                 f"{name}: bench.kind=rollouts trains no draft head: give drafter.head.source a folder that "
                 "experiment=draft_warmup wrote"
@@ -101,9 +105,9 @@ def load_recording(folder: Path, from_epoch: int) -> Recording:
     model = resolve_model(run.model)
     prompts = load_prompts(run.data, load_tokenizer(model), run.model.max_length, run.sampling.max_new_tokens)
     updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
-    policy = MegatronPolicy(model.path, run.policy, run.sampling, seed=run.seed, total_updates=updates)
+    policy = factories.make_policy(run, model, total_updates=updates)
     policy.load(found.folder / "policy")
-    cache = RolloutCache(run.reuse.cache_mib * 2**20, delay=run.reuse.delay, max_age=run.reuse.max_age, keep=from_epoch)
+    cache = factories.make_cache(run, keep=from_epoch)
     cache.load(found.folder)
     longer = dataclasses.replace(run, trainer=dataclasses.replace(run.trainer, epochs=from_epoch))
     plan = plan_steps(longer, len(prompts))[found.step]
@@ -145,19 +149,16 @@ def start_engines(
     """repr(drafter) -> its warm engine, and the draft head's tensors; all engines are alive together, so that the arms
     can take turns."""
     run = next(iter(runs.values()))
-    config = dataclasses.replace(run.engine, max_num_seqs=slots)
     with ExitStack() as stack:
         engines: dict[str, tuple[Engine, Head]] = {}
-        for drafter in drafters:
-            if repr(drafter) in engines:
+        for config in drafters:
+            if repr(config) in engines:
                 continue
-            source = Path(drafter.head.source) if drafter.method == "mtp" else None
-            log = root / f"engine-{len(engines)}-{drafter.method}.log"
-            engine = VllmEngine(
-                recording.model.path, config, run.sampling, drafter, max_length=run.model.max_length, seed=run.seed,
-                eos_token_ids=recording.model.eos_token_ids, log=log, head=source,
-            )  # fmt: skip
-            engines[repr(drafter)] = engine, [] if source is None else read_head(source)
+            drafter = make_drafter(config).fits(slots, cpu=installed().cpu)
+            source = Path(config.head.source) if drafter.has_head else None
+            log = root / f"engine-{len(engines)}-{drafter.name}.log"
+            engine = factories.make_engine(run, recording.model, drafter, log=log, head=source, slots=slots)
+            engines[repr(config)] = engine, [] if source is None else read_head(source)
             stack.callback(engine.close)
             engine.observe([rollout for _, rollout in recording.cache])
             some = recording.prompts[0].token_ids
@@ -171,19 +172,13 @@ def measure(
     """Draw the step's rollouts once, exactly as a training's step does: refit (not timed: all arms pay it alike, and
     it empties the engine's prefix cache), lookup, verification, generation."""
     plan, policy = recording.plan, recording.policy
-    tokens = TokenCounts()
-    tokens.observe([rollout for _, rollout in recording.cache])
-    engine.refit(chain(policy.weights(), head), policy.version, tokens.shortlist(run.drafter, policy.vocab_size))
-    generator = RolloutGenerator(
-        dataclasses.replace(run, seed=run.seed + repeat),
-        policy,
-        engine,
-        recording.cache,
-        eos_token_ids=recording.model.eos_token_ids,
-        share=lambda drafts: drafts,
-        share_batch=lambda batch: batch,
-    )
-    generator.cache = _as_cached_by(generator, recording.cache)
+    drafter = make_drafter(run.drafter)
+    drafter.observe([rollout for _, rollout in recording.cache])
+    engine.refit(chain(policy.weights(), head), policy.version, drafter.refit_extras(policy.vocab_size))
+    run = dataclasses.replace(run, seed=run.seed + repeat)
+    reuse = factories.make_reuse(run, recording.model, recording.cache)
+    reuse.cache = _as_cached_by(reuse.topk, recording.cache)
+    generator = factories.make_generator(run, policy, engine, reuse)
     groups = -(-slots * run.bench.rollouts_per_slot // run.algorithm.group_size)
     batch = generator.rollouts(recording.prompts[:groups], step=plan.step, epoch=plan.epoch, version=policy.version)
     seconds = {"verify": batch.verify_s, "plan": batch.plan_s, "generate": batch.generate_s}
@@ -191,12 +186,12 @@ def measure(
     return Measurement(arm, slots, repeat, batch.metrics() | times | {"time/rollout_s": sum(seconds.values())})
 
 
-def _as_cached_by(generator: RolloutGenerator, cache: RolloutCache) -> RolloutCache:
-    """What a training of this arm would have cached: no more candidates than it keeps. (Lenient reuse as published
-    keeps none, and tests a token by its own q alone.)"""
+def _as_cached_by(k: int, cache: RolloutCache) -> RolloutCache:
+    """What a training of this arm would have cached: no more than the `k` candidates that it keeps. (Lenient reuse as
+    published keeps none, and tests a token by its own q alone.)"""
     own = RolloutCache(cache.max_bytes, delay=cache.delay, max_age=cache.max_age, keep=cache.keep)
     for epoch, rollout in cache:
-        k, topk = generator.topk, None
+        topk = None
         if k and rollout.topk is not None:
             topk = TopK(rollout.topk.ids[:, :k], rollout.topk.logprobs[:, :k])
         own.put(rollout.with_(topk=topk), epoch)

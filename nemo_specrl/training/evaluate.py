@@ -1,24 +1,18 @@
 """Evaluation: fresh rollouts of given prompts under the sampling law, and their mean reward.
 
-`validate_policy` during training, on held-out prompts; `nemo-specrl eval` afterwards, on any data."""
+`validate_policy` during training, on held-out prompts; `commands/evaluate.py` afterwards, on any data."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from nemo_specrl.rollout.engine import GenerationRequest
+from nemo_specrl.contracts.engine import GenerationRequest
 from nemo_specrl.speculation.randomness import engine_seed
-from nemo_specrl.training.parts import Parts, build
-from nemo_specrl.training.refit import refit
+from nemo_specrl.training.parts import Parts
 from nemo_specrl.types import Prompt
-
-Z95 = 1.959964
-"""Two-sided 95 % quantile of the normal law."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ def evaluate(parts: Parts, prompts: Sequence[Prompt], *, step: int, samples: int
 
 def validate_policy(parts: Parts, step: int) -> dict[str, float]:
     """`val/reward_mean`, its standard error and the mean length over the held-out prompts. Collective."""
-    refit(parts)
+    parts.refit()
     if parts.engine is None:
         return {}
     parts.progress.phase("validation", len(parts.validation))
@@ -72,59 +66,3 @@ def validate_policy(parts: Parts, step: int) -> dict[str, float]:
     metrics = {"val/n": found.rewards.size - invalid, "val/invalid": invalid, "val/length_mean": found.lengths.mean()}
     metrics |= {"val/reward_mean": found.mean(), "val/reward_se": found.standard_error()}
     return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
-
-
-def eval_command(args: list[str]) -> int:
-    """`nemo-specrl eval`: the newest checkpoint of `output_dir` (or the model itself) on the configured data.
-
-    The report is printed and kept as `eval-<data>.json` in the run's folder."""
-    from nemo_specrl.config.compose import to_run_config
-    from nemo_specrl.training.command import check_engine, compose_arguments, output_folder
-    from nemo_specrl.training.loop import restore
-    from nemo_specrl.training.ranks import is_main
-
-    _, tree = compose_arguments(args)
-    run = to_run_config(tree)
-    check_engine(run)
-    folder = output_folder(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    with build(run, folder, resumed=False, track=False) as parts:
-        step = restore(parts, folder / "checkpoints")
-        refit(parts)
-        if not is_main():
-            return 0
-        prompts = [*parts.prompts, *parts.validation]
-        parts.progress.phase("evaluation", len(prompts) * run.evaluation.samples)
-        found = evaluate(parts, prompts, step=step, samples=run.evaluation.samples)
-    half = Z95 * found.standard_error()
-    name = Path(run.data.source).stem
-    report = {
-        "data": run.data.source,
-        "model": run.model.path,
-        "step": step,
-        "prompts": len(prompts),
-        "samples": run.evaluation.samples,
-        "reward_mean": _known(found.mean()),
-        "reward_interval_95": [_known(found.mean() - half), _known(found.mean() + half)],
-        "invalid": int(np.isnan(found.rewards).sum()),
-        "length_mean": float(found.lengths.mean()),
-        "by_source": _by_source(prompts, found),
-    }
-    path = folder / f"eval-{name}.json"
-    path.write_text(json.dumps(report, indent=1, allow_nan=False))
-    parts.progress.say(
-        f"{name}: mean reward {found.mean():.3f} ± {half:.3f} (95 %) over {len(prompts)} prompts x "
-        f"{run.evaluation.samples}, step {step}\nreport {path}"
-    )
-    return 0
-
-
-def _by_source(prompts: Sequence[Prompt], found: Evaluation) -> dict[str, float | None]:
-    sources = np.array([p.source for p in prompts])
-    parts = {s: Evaluation(found.rewards[sources == s], found.lengths[sources == s]) for s in np.unique(sources)}
-    return {str(s): _known(part.mean()) for s, part in parts.items()}
-
-
-def _known(value: float) -> float | None:
-    """JSON has no NaN: an interval over one prompt, or a mean over rewards that all failed, is null."""
-    return value if np.isfinite(value) else None

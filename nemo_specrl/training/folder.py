@@ -24,6 +24,11 @@ IDENTITY = (
 """What makes it the same run: a resumed run may change anything else (length, tracking, engine size, cluster)."""
 
 
+def output_folder(run: RunConfig) -> Path:
+    """The run's folder, absolute."""
+    return Path(run.output_dir).expanduser().resolve()
+
+
 def read_run(folder: Path) -> RunConfig:
     """What the folder's run was configured as."""
     path = folder / RUN_FILE

@@ -1,24 +1,22 @@
-"""The training loop: prepare, then step after step, with checkpoints, validation, canaries and a way out."""
+"""The training loop: prepare, then step after step, with checkpoints and a way out."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.rollout.gate import GateBreach
 from nemo_specrl.tracking import create_tracker
 from nemo_specrl.training import checkpoint
-from nemo_specrl.training.evaluate import validate_policy
-from nemo_specrl.training.gate import GateBreach, run_gate
 from nemo_specrl.training.parts import Parts, build
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.training.ranks import broadcast, is_main
-from nemo_specrl.training.refit import refit
-from nemo_specrl.training.samples import sample_rows
 from nemo_specrl.training.signals import StopSignal, agree
-from nemo_specrl.training.step import StepResult, run_step
+from nemo_specrl.training.task import Task, record
+from nemo_specrl.training.task_rl import RlTask
+from nemo_specrl.training.task_warmup import HEAD_FOLDER, WarmupTask
 
 
 @dataclass(frozen=True)
@@ -38,6 +36,8 @@ class Outcome:
 def finished(run: RunConfig, folder: Path) -> Outcome | None:
     """The outcome of a run whose newest checkpoint is its last step: neither model nor engine need be built for it.
     Its tracked run is told that it finished, in case it was killed before it could."""
+    if run.trainer.task == "warmup" and not (folder / HEAD_FOLDER / "config.json").exists():
+        return None  # all steps may be done, but what they are for is not there yet
     for newest in checkpoint.complete(folder / "checkpoints")[:1]:
         total = len(plan_steps(run, newest.state["prompts"]))
         if newest.step >= total:
@@ -53,23 +53,23 @@ def train(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) ->
     with build(run, folder, resumed=resumed) as parts:
         plans = plan_steps(run, len(parts.prompts))
         done = restore(parts, folder / "checkpoints")
-        if done < len(plans):
-            refit(parts)
-            run_gate(parts, step=done)
+        task: Task = WarmupTask(parts) if run.trainer.task == "warmup" else RlTask(parts)
+        task.begin(plans, done)
         stopped = None
         for plan in plans[done:]:
             with parts.progress.step(plan, len(plans)):
                 try:
-                    result = run_step(parts, plan)
+                    result = task.step(plan)
                 except GateBreach:
                     if done:  # the state before this step is good: keep it
                         save(parts, folder / "checkpoints", plans[done - 1])
                     raise
                 done = plan.step
-                log_step(parts, plan, result, after_step(parts, plan))
+                record(parts, done, result)
                 stopped = save_or_stop(parts, folder / "checkpoints", plan, len(plans), signal)
             if stopped:
                 break
+        task.end(plans, done)
         return Outcome(done, len(plans), stopped, time.perf_counter() - start)
 
 
@@ -84,25 +84,6 @@ def save_or_stop(parts: Parts, root: Path, plan: StepPlan, total: int, signal: S
     return stopped
 
 
-def after_step(parts: Parts, plan: StepPlan) -> dict[str, float]:
-    """Validation and canary, where they are due."""
-    run = parts.run
-    metrics: dict[str, float] = {}
-    if run.trainer.val_every and plan.step % run.trainer.val_every == 0:
-        metrics |= validate_policy(parts, plan.step)
-    return metrics
-
-
-def log_step(parts: Parts, plan: StepPlan, result: StepResult, extra: dict[str, float]) -> None:
-    """Everything that is recorded of a step, once."""
-    if parts.tracker is None:
-        return
-    metrics: dict[str, Any] = result.metrics | extra
-    parts.tracker.metrics(metrics, plan.step)
-    parts.tracker.table("rollouts", sample_rows(parts, result), plan.step)
-    parts.progress.done(plan, metrics)
-
-
 def save(parts: Parts, root: Path, plan: StepPlan) -> None:
     """Publish a checkpoint of everything that the next step depends on. Collective."""
     parts.progress.phase("checkpoint")
@@ -112,8 +93,8 @@ def save(parts: Parts, root: Path, plan: StepPlan) -> None:
         policy_folder.mkdir(exist_ok=True)
         parts.policy.save(policy_folder)
         if is_main():
-            parts.cache.save(folder)
-            parts.tokens.save(folder)
+            parts.generator.reuse.cache.save(folder)
+            parts.drafter.save(folder)
 
     state = {
         "step": plan.step,
@@ -144,8 +125,10 @@ def restore(parts: Parts, root: Path) -> int:
         )
     parts.policy.load(found.folder / "policy")
     if is_main():
-        parts.cache.load(found.folder)
-        parts.tokens.load(found.folder)
-        parts.observe([rollout for _, rollout in parts.cache])
+        cache = parts.generator.reuse.cache
+        cache.load(found.folder)
+        parts.drafter.load(found.folder)
+        if parts.engine is not None and parts.drafter.engine_learns:
+            parts.engine.observe([rollout for _, rollout in cache])
     step: int = broadcast(found.step)
     return step

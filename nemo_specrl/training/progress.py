@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -63,13 +62,3 @@ class Progress:
     def say(self, text: str) -> None:
         """One line that stays."""
         self.console.print(text)
-
-    def done(self, plan: StepPlan, m: Mapping[str, Any]) -> None:
-        """The step's line."""
-        new, reused = m["rollout/new_tokens"], m["rollout/reused_tokens"]
-        share = reused / max(new + reused, 1)
-        reward = f"{m['reward/mean']:.3f}" if "reward/mean" in m else "   - "
-        self.console.print(
-            f"step {plan.step:>4}  epoch {plan.epoch}  reward {reward}  length {m['rollout/length_mean']:5.1f}  "
-            f"reused {share:4.0%}  rollout {m['time/rollout_s']:6.1f} s  step {m['time/step_s']:6.1f} s"
-        )

@@ -6,7 +6,7 @@ import torch
 
 from nemo_specrl.algorithms import policy_loss
 from nemo_specrl.config.algorithm import AlgorithmConfig
-from nemo_specrl.policy.base import LossBatch
+from nemo_specrl.contracts.rows import LossBatch
 
 GRPO = AlgorithmConfig()
 

@@ -12,7 +12,7 @@ from nemo_specrl.rollout.generator import RolloutBatch, RolloutGenerator
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.speculation.lossless import critical_value
 from nemo_specrl.types import Prompt
-from tests.rollout.toy import ToyEngine, ToyPolicy, random_table
+from tests.rollout.toy import ToyEngine, ToyPolicy, random_table, toy_generator
 
 EOS, R = 3, 3
 OLD, NEW = random_table(1), random_table(2)
@@ -30,10 +30,7 @@ def make(
 ) -> tuple[RolloutGenerator, ToyEngine]:
     run = composed((f"algorithm.group_size={group}", f"sampling.max_new_tokens={limit}", *overrides))
     engine = ToyEngine(table, EOS)
-    generator = RolloutGenerator(
-        run, ToyPolicy(table, EOS), engine, cache, eos_token_ids=[EOS], share=lambda d: d, share_batch=lambda b: b
-    )
-    return generator, engine
+    return toy_generator(run, ToyPolicy(table, EOS), engine, cache), engine
 
 
 def two_epochs(*overrides: str, new: np.ndarray = NEW, group: int = 4, seed: int = 0) -> tuple[RolloutBatch, ToyEngine]:

@@ -1,13 +1,19 @@
 """A policy and an engine over a handful of tokens: Markov chains, exact, in microseconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
-from nemo_specrl.policy.base import Reducer, Row, Scores
-from nemo_specrl.rollout.engine import Completion, GenerationRequest, SpecCounters
+from nemo_specrl.config.run import RunConfig
+from nemo_specrl.contracts.engine import Completion, GenerationRequest, SpecCounters
+from nemo_specrl.contracts.rows import Reducer, Row, Scores
+from nemo_specrl.rollout.generator import RolloutGenerator
+from nemo_specrl.speculation.cache import RolloutCache
+from nemo_specrl.training.factories import make_generator, make_reuse
 from nemo_specrl.types import FloatArray, IntArray, Rollout, TopK
 
 
@@ -33,7 +39,24 @@ class ToyPolicy:
         with np.errstate(divide="ignore"):
             return np.log(self.table[last])
 
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
+    companions = ()
+
+    def update(self, rows: Any, loss_fn: Any, *, loss_level: str, lessons: Any = ()) -> dict[str, float]:
+        raise AssertionError("nothing is learnt here")
+
+    def snapshot_reference(self) -> None:
+        return None
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    def save(self, folder: Path) -> None:
+        return None
+
+    def load(self, folder: Path) -> None:
+        return None
+
+    def score(self, rows: Sequence[Row], *, reference: bool = False) -> list[Scores]:
         out = []
         for row in rows:
             law = self.logprobs(row.prompt_ids, row.token_ids)
@@ -83,11 +106,23 @@ class ToyEngine(ToyPolicy):
     def score(self, rows: Sequence[tuple[IntArray, IntArray]]) -> list[FloatArray]:  # type: ignore[override]
         return [s.logprobs for s in ToyPolicy.score(self, [Row(*row) for row in rows])]
 
+    def refit(self, weights: Iterable[Any], version: int, extras: Mapping[str, IntArray] | None = None) -> None:
+        self._version = version
+
     def observe(self, rollouts: Sequence[Rollout]) -> None:
+        return None
+
+    def close(self) -> None:
         return None
 
     def counters(self) -> SpecCounters:
         return SpecCounters()
+
+
+def toy_generator(run: RunConfig, policy: ToyPolicy, engine: ToyEngine, cache: RolloutCache) -> RolloutGenerator:
+    """The generator that a run over these would have."""
+    model: Any = SimpleNamespace(eos_token_ids=(policy.eos,), vocab_size=policy.vocab_size)
+    return make_generator(run, policy, engine, make_reuse(run, model, cache))
 
 
 def random_table(seed: int, vocab: int = 4, sharpness: float = 1.0) -> np.ndarray:

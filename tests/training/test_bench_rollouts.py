@@ -19,10 +19,8 @@ from rich.console import Console
 
 from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
-from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.training import bench_rollouts
-from nemo_specrl.training.bench import rotated
 from nemo_specrl.training.bench_rollouts import (
     RESULTS,
     Recording,
@@ -30,10 +28,11 @@ from nemo_specrl.training.bench_rollouts import (
     measure,
     measure_all,
     recording_overrides,
+    rotated,
 )
 from nemo_specrl.training.plan import StepPlan
 from nemo_specrl.types import Prompt
-from tests.rollout.toy import ToyEngine, ToyPolicy, random_table
+from tests.rollout.toy import ToyEngine, ToyPolicy, random_table, toy_generator
 
 ROOT = Path(__file__).parents[2]
 EOS, VOCAB = 3, 4
@@ -52,15 +51,10 @@ class Engine(ToyEngine):
     refits = 0
     sent: tuple[Any, ...] = ()
 
-    def refit(self, weights: Any, version: int, shortlist: Any = None) -> None:
+    def refit(self, weights: Any, version: int, extras: Any = None) -> None:
         self.refits += 1
-        self.shortlist = shortlist
+        self.extras = extras
         self.sent = tuple(weights)
-
-
-class Policy(ToyPolicy):
-    def weights(self) -> Iterator[Any]:
-        return iter(())
 
 
 def arm(*overrides: str) -> RunConfig:
@@ -72,14 +66,11 @@ def recording() -> Recording:
     old, new = random_table(1), random_table(2)
     prompts = [Prompt(np.array([0, i % 3, i], np.int32) % VOCAB, "", "") for i in range(4)]
     cache = RolloutCache(2**20)
-    draw = RolloutGenerator(
-        arm("reuse=exact"), ToyPolicy(old, EOS), ToyEngine(old, EOS), cache, eos_token_ids=[EOS], share=lambda d: d,
-        share_batch=lambda b: b,
-    )  # fmt: skip
+    draw = toy_generator(arm("reuse=exact"), ToyPolicy(old, EOS), ToyEngine(old, EOS), cache)
     for rollout in draw.rollouts(prompts, step=1, epoch=1, version=0).rollouts:
         cache.put(rollout, 1)
-    model: Any = SimpleNamespace(eos_token_ids=[EOS])
-    return Recording(model, Policy(new, EOS, version=1), cache, StepPlan(2, 2, (0, 1, 2, 3)), prompts)
+    model: Any = SimpleNamespace(eos_token_ids=[EOS], vocab_size=VOCAB)
+    return Recording(model, ToyPolicy(new, EOS, version=1), cache, StepPlan(2, 2, (0, 1, 2, 3)), prompts)
 
 
 def test_the_recorded_training_has_the_policys_law_and_every_rules_candidates() -> None:
@@ -104,9 +95,9 @@ def test_a_draft_head_comes_warm_and_with_every_refit() -> None:
     engine = Engine(random_table(2), EOS)
     measure(recording(), arm(), engine, "b", 1, 0, [("model.mtp_layers.0.x", np.zeros(1))])  # type: ignore[list-item]
     assert [name for name, _ in engine.sent] == ["model.mtp_layers.0.x"]
-    assert engine.shortlist is None
+    assert engine.extras == {}
     measure(recording(), arm("drafter=mtp", "drafter.head.vocabulary=2"), engine, "b", 1, 0)
-    assert len(engine.shortlist) == 2
+    assert len(engine.extras["shortlist"]) == 2
 
 
 def test_another_arm_goes_first_each_time() -> None:

@@ -11,21 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from nemo_specrl.types import IntArray
-
-
-class Tokens(Protocol):
-    """A `Row` or a `TrainRow`."""
-
-    @property
-    def prompt_ids(self) -> IntArray: ...
-    @property
-    def token_ids(self) -> IntArray: ...
+from nemo_specrl.contracts.rows import Tokens
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from nemo_specrl.policy.base import LossBatch, TrainRow
+from nemo_specrl.contracts.rows import LossBatch, TrainRow
 from nemo_specrl.policy.megatron.batching import MicroBatch
 from nemo_specrl.types import FloatArray
 

@@ -25,9 +25,10 @@ from megatron.core import parallel_state
 
 from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
+from nemo_specrl.contracts.companion import Forward
+from nemo_specrl.contracts.rows import Tokens
 from nemo_specrl.policy.megatron import batching
 from nemo_specrl.policy.megatron.architecture import Architecture
-from nemo_specrl.policy.megatron.batching import MicroBatch, Tokens
 from nemo_specrl.policy.megatron.law import Law
 from nemo_specrl.policy.megatron.model import DTYPES, PolicyModel
 from nemo_specrl.policy.megatron.optimizer import MasterAdamW
@@ -80,47 +81,50 @@ class DraftHead:
         self._ids = np.zeros(0, dtype=np.int64)
         self._table = torch.zeros(0)
         self._last: torch.Tensor | None = None
+        self.last_input: torch.Tensor | None = None
+        """What entered the policy's last layer, while `watching`."""
         self.fresh = config.source == "scratch"
-        """From scratch and without its closed-form start so far (`starting`)."""
+        """From scratch and without its closed-form start so far (`Start`)."""
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """This rank's parameters by name; none but on the last stage."""
         return {} if self.network is None else dict(self.network.named_parameters())
 
-    def lesson(
+    def ride(
         self,
         rows: Sequence[Tokens],
         masks: Sequence[FloatArray],
         weights: Sequence[float],
         mine: Sequence[int],
         idle: bool,
-    ) -> Lesson:
+    ) -> HeadRide:
         """One update on a mini-batch: `mine` of its rows are this replica's; `idle` = they count nothing here.
         `masks` [T] and `weights` are those of all rows. Collective."""
         events = Events.of(masks, weights, self.config.depth, self.config.depth_decay)
         self.prepare(rows, mine)
         if self.network is not None:
             self.network.zero_grad()  # an update that failed half-way leaves gradients behind
-        return Lesson(self, events, events.idle() if idle else events)
+        return HeadRide(self, events, events.idle() if idle else events)
 
     @contextmanager
-    def starting(self) -> Iterator[Start]:
-        """Gives a fresh head its start (start.py) from the forward passes made inside. Collective at the end."""
-        start = Start(self)
+    def watching(self) -> Iterator[None]:
+        """Keeps what enters the policy's last layer in the forward passes made inside, for `Start`."""
         last = self._model.decoder.layers[-1] if self.network is not None else None
-        hook = last.register_forward_pre_hook(start.keep, with_kwargs=True) if last is not None else None
+        hook = last.register_forward_pre_hook(self._keep_input, with_kwargs=True) if last is not None else None
         try:
-            yield start
+            yield
         finally:
             if hook is not None:
                 hook.remove()
-        start.end()
-        self.fresh = False
+            self.last_input = None
+
+    def _keep_input(self, _layer: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.last_input = (inputs[0] if inputs else named["hidden_states"]).detach()
 
     def _keep(self, _norm: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         self._last = inputs[0].detach()
 
-    def states(self, batch: MicroBatch) -> torch.Tensor:
+    def states(self, batch: Forward) -> torch.Tensor:
         """[S, B, H] the policy's hidden states before the final norm, of the micro-batch just forwarded."""
         assert self._last is not None, "a forward pass comes first"
         last, self._last = self._last, None
@@ -141,8 +145,8 @@ class DraftHead:
                 group = parallel_state.get_pipeline_model_parallel_group()
                 dist.broadcast(self._table, dist.get_global_rank(group, 0), group=group)
 
-    def accumulate(self, batch: MicroBatch, states: torch.Tensor, events: Events) -> dict[str, torch.Tensor]:
-        """Add the gradients of one micro-batch of `states` [S, B, H]. Returns weighted sums for `Lesson.end`."""
+    def accumulate(self, batch: Forward, states: torch.Tensor, events: Events) -> dict[str, torch.Tensor]:
+        """Add the gradients of one micro-batch of `states` [S, B, H]. Returns weighted sums for `HeadRide.end`."""
         weights = events.flat(batch)
         with torch.enable_grad():
             results = [
@@ -155,7 +159,7 @@ class DraftHead:
             sums |= {f"draft/loss_{d}": loss.detach(), **_agreement_sums(agreed, d)}
         return sums
 
-    def compare(self, batch: MicroBatch, states: torch.Tensor, masks: Sequence[FloatArray]) -> dict[str, torch.Tensor]:
+    def compare(self, batch: Forward, states: torch.Tensor, masks: Sequence[FloatArray]) -> dict[str, torch.Tensor]:
         """Sums over events of one micro-batch for `agreement_report`."""
         weights = Events.of(masks, None, self.config.depth, 1.0).flat(batch)
         sums: dict[str, torch.Tensor] = {}
@@ -184,7 +188,7 @@ class DraftHead:
             del parameter.main_grad  # type: ignore[attr-defined]
         return norm
 
-    def embedded(self, batch: MicroBatch) -> torch.Tensor:
+    def embedded(self, batch: Forward) -> torch.Tensor:
         """[S, B, H] embeddings of the micro-batch's tokens, from what `prepare` fetched."""
         where = np.searchsorted(self._ids, batch.input_ids.cpu().numpy()).clip(max=len(self._ids) - 1)
         return self._table[torch.from_numpy(where).to(self._table.device)].transpose(0, 1)
@@ -224,7 +228,7 @@ class DraftHead:
         return weight.detach()  # type: ignore[no-any-return]
 
     def _pairs(
-        self, batch: MicroBatch, states: torch.Tensor, weights: torch.Tensor
+        self, batch: Forward, states: torch.Tensor, weights: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """For each depth: the head's and the policy's final-norm hidden states at the events with a weight, and the
         weights."""
@@ -241,41 +245,40 @@ class DraftHead:
 
 
 class Start:
-    """The closed-form start of one head: `after_forward` of each micro-batch, then `end`."""
+    """A ride that gives a fresh head its closed-form start (start.py), inside `DraftHead.watching`."""
 
-    def __init__(self, head: DraftHead) -> None:
-        self._head = head
-        self._last: torch.Tensor | None = None
+    def __init__(self, head: DraftHead, masks: Sequence[FloatArray]) -> None:
+        """`masks` [T] of all rows."""
+        self._head, self._masks = head, masks
         self._map = LeastSquares(head.hidden_size, head.layout.device) if head.network is not None else None
 
-    def keep(self, _layer: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Forward hook of the policy's last layer."""
-        self._last = (inputs[0] if inputs else named["hidden_states"]).detach()
-
-    def after_forward(self, batch: MicroBatch, masks: Sequence[FloatArray]) -> None:
-        """Take in the policy's forward pass of this micro-batch; `masks` [T] of all rows."""
+    def after_forward(self, batch: Forward, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Take in the policy's forward pass of this micro-batch."""
         head = self._head
         assert self._map is not None
-        assert self._last is not None
+        assert head.last_input is not None
         assert head.network is not None
-        counted = Events.of(masks, None, 1, 1.0).flat(batch)[0] > 0
+        counted = Events.of(self._masks, None, 1, 1.0).flat(batch)[0] > 0
         student, teacher = _positions(batch, counted, 1)
-        hidden = head.network.hidden_layernorm(head.states(batch).flatten(0, 1)[student])
+        normed = head.network.hidden_layernorm(head.states(batch).flatten(0, 1)[student])
         token = head.network.token_layernorm(head.embedded(batch).flatten(0, 1)[teacher])
-        self._map.add(torch.cat([hidden, token], dim=-1), _padded(self._last, batch).flatten(0, 1)[teacher])
+        self._map.add(torch.cat([normed, token], dim=-1), _padded(head.last_input, batch).flatten(0, 1)[teacher])
+        return {}
 
-    def end(self) -> None:
+    def end(self, sums: dict[str, float]) -> dict[str, float]:
         """Solve and set the projection. Collective."""
+        self._head.fresh = False
         if self._map is None:
-            return
+            return {}
         weight, n = self._map.solve(parallel_state.get_data_parallel_group() if self._head.layout.dp > 1 else None)
         if n:
             self._head.project(weight)
         log.info("draft head: projection fitted to %d positions", n)
+        return {}
 
 
 @dataclass(frozen=True)
-class Lesson:
+class HeadRide:
     """One update of the head: `after_forward` of each micro-batch (or `learn` from states at hand), then `end`."""
 
     head: DraftHead
@@ -283,18 +286,19 @@ class Lesson:
     """Of the whole mini-batch."""
     mine: Events
     """The same, or at weight 0 where this replica has no rows."""
+    lr: float | None = None
+    """drafter.head.lr by default."""
 
-    def after_forward(self, batch: MicroBatch, _hidden: torch.Tensor) -> dict[str, torch.Tensor]:
+    def after_forward(self, batch: Forward, hidden: torch.Tensor) -> dict[str, torch.Tensor]:
         """Learn from the policy's forward pass of this micro-batch, which has just been made."""
         return self.learn(batch, self.head.states(batch))
 
-    def learn(self, batch: MicroBatch, states: torch.Tensor) -> dict[str, torch.Tensor]:
+    def learn(self, batch: Forward, states: torch.Tensor) -> dict[str, torch.Tensor]:
         """See `DraftHead.accumulate`."""
         return self.head.accumulate(batch, states, self.mine)
 
-    def end(self, sums: dict[str, float], lr: float | None = None) -> dict[str, float]:
-        """Update the head; `sums` over all micro-batches and replicas lose what is the head's. `lr`: drafter.head.lr by
-        default. Collective.
+    def end(self, sums: dict[str, float]) -> dict[str, float]:
+        """Update the head; `sums` over all micro-batches and replicas lose what is the head's. Collective.
 
         Returns, on every rank, what `agreement_report` says of the head before this update, `draft/loss` (the weighted
         mean of drafter.head.loss, nats), `draft/loss_pos_i` (the mean at draft position i), `draft/grad_norm` (before
@@ -306,7 +310,7 @@ class Lesson:
         parts = [own.get(f"draft/loss_{d}", 0.0) for d in range(1, len(shares) + 1)]
         if self.events.count == 0:
             return {"draft/events": 0.0}
-        norms = self.head.layout.gather(self.head.step(self.head.config.lr if lr is None else lr))
+        norms = self.head.layout.gather(self.head.step(self.head.config.lr if self.lr is None else self.lr))
         if not all(map(math.isfinite, norms)):  # max() would pass over a NaN behind the zeros of earlier stages
             log.warning("the draft head's gradient is not finite: it was not updated. %s", DIVERGED)
             return {"draft/events": float(self.events.count), "draft/skipped": 1.0}
@@ -317,14 +321,14 @@ class Lesson:
         return metrics | {f"draft/loss_pos_{i}": part / float(share) for i, (part, share) in by_position if share > 0}
 
 
-def _positions(batch: MicroBatch, counted: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _positions(batch: Forward, counted: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where in flattened [S, B] states the head starts for the counted events, and where the policy's own law of the
     same token is made, `depth` positions later."""
     teacher = batch.select[counted]
     return teacher - depth * len(batch.rows), teacher
 
 
-def _padded(states: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+def _padded(states: torch.Tensor, batch: Forward) -> torch.Tensor:
     """States as the policy computed them, packed or padded -> [S, B, H]."""
     padded = states.shape[1] == len(batch.rows) and states.shape[0] == batch.input_ids.shape[1]
     return states if padded else batching.unpack(states, batch.cells)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nemo_specrl.policy.megatron.batching import MicroBatch
+from nemo_specrl.contracts.companion import Forward
 from nemo_specrl.types import FloatArray
 
 
@@ -63,7 +63,7 @@ class Events:
         """The same rows at weight 0: for a rank without rows of its own, which must take part all the same."""
         return replace(self, weights=[np.zeros_like(w) for w in self.weights])
 
-    def flat(self, batch: MicroBatch) -> torch.Tensor:
+    def flat(self, batch: Forward) -> torch.Tensor:
         """[D, N] over the response tokens of a micro-batch, row by row, as its `select` is."""
         joined = np.concatenate([self.weights[i] for i in batch.rows], axis=1)
         return torch.from_numpy(joined).to(batch.select.device)

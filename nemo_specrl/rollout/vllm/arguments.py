@@ -6,42 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+from nemo_specrl.contracts.drafter import Drafter
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-HISTORY_PROPOSER = "nemo_specrl.rollout.vllm.history_proposer.HistoryProposer"
 MAX_TOPK = 1024
 """Most candidates per position that `generate(topk=...)` may ask for."""
 _PREFILL_TOKENS = 4096
 
 
-def speculative_config(drafter: DrafterConfig, served: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
-    """vLLM's speculative_config; None = no speculation. `served`: how the mtp head's folder wants to be driven."""
-    if drafter.method == "off":
-        return None
-    config: dict[str, Any] = {
-        "method": drafter.method,
-        "num_speculative_tokens": drafter.num_draft_tokens,
-        "rejection_sample_method": drafter.rejection_sample_method,
-    }
-    if drafter.method == "history":
-        config |= {"method": "custom_class", "model": HISTORY_PROPOSER}
-    elif drafter.method == "ngram":
-        config |= {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    elif drafter.method == "mtp":
-        if drafter.rejection_sample_method == "standard":
-            # Drafts sampled from q are accepted at sum(min(p, q)), argmax drafts only at p of one token: the hotter the
-            # policy, the wider the gap (Bebop, arXiv 2606.12370). `block` knows argmax drafts only.
-            config["draft_sample_method"] = "probabilistic"
-        config |= served or {}
-    return config | drafter.speculative_config
-
-
 def llm_arguments(
     model_folder: Path,
     engine: EngineConfig,
-    drafter: DrafterConfig,
+    drafter: Drafter,
     *,
     max_length: int,
     seed: int,
@@ -68,7 +45,7 @@ def llm_arguments(
         "disable_log_stats": False,  # get_metrics() needs them
         "worker_extension_cls": "nemo_specrl.rollout.vllm.worker.RefitExtension",
     }
-    if config := speculative_config(drafter, served):
+    if config := drafter.speculative_config(served):
         arguments["speculative_config"] = config
         if count_requests:
             arguments["per_request_spec_decode_metrics"] = "summary"

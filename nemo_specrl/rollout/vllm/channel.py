@@ -26,10 +26,25 @@ _POLL_S = 0.2
 class ChildError(RuntimeError):
     """The child raised (it lives on), died, or did not answer in time."""
 
+    def __init__(self, text: str, kind: str = "") -> None:
+        """`kind`: the name of the class that the child raised; empty where it raised nothing."""
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception of the child's."""
+
+    kind: str
+    """Name of its class."""
+    text: str
+    """Its traceback."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the child sends: kind `ok` (value: the result), `error` (value: the text) or `progress` (value: a count)."""
+    """What the child sends: kind `ok` (value: the result), `error` (a `Raised`) or `progress` (a count)."""
 
     kind: str
     value: Any
@@ -96,7 +111,7 @@ class Child:
                     if on_progress:
                         on_progress(reply.value)
                 elif reply.kind == "error":
-                    raise ChildError(f"{self.name}: {reply.value}")
+                    raise ChildError(f"{self.name}: {reply.value.text}", reply.value.kind)
                 else:
                     return reply.value
         except (EOFError, ConnectionError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemo_specrl.config.drafter import DrafterConfig
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.speculation.history import HistoryIndex
 from nemo_specrl.types import Rollout
 
@@ -27,7 +28,7 @@ def observe(rollouts: Sequence[Rollout]) -> None:
     """Learn from finished rollouts; nothing to do for drafters without a memory. May be called from any thread, also
     while rows are being drafted for: siblings that finish early help the others."""
     config, index = _active
-    if config.method == "history":
+    if make_drafter(config).engine_learns:
         index.observe(rollouts)
 
 

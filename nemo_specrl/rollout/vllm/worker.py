@@ -26,9 +26,11 @@ class RefitExtension:
         def get_model(self) -> Any: ...
         def reload_weights(self, **kwargs: Any) -> None: ...
 
-    def specrl_refit(self, folder: str, shortlist: IntArray | None) -> dict[str, Any]:
-        """Load the weights that arrive in `folder`, the policy's and its draft head's; `shortlist`: the tokens that the
-        head shall choose among. Returns what arrived and what is wrong with it: `names`, `problems` (empty = sound),
+    def specrl_refit(self, folder: str, extras: dict[str, IntArray]) -> dict[str, Any]:
+        """Load the weights that arrive in `folder`, the policy's and its draft head's. `extras`: what the drafter sends
+        along (`Drafter.refit_extras`); `shortlist`: the tokens that the head shall choose among.
+
+        Returns what arrived and what is wrong with it: `names`, `problems` (empty = sound),
         `proved` (number of tensors of `trunk` and `head` that were compared with live parameters bit by bit)."""
         from nemo_specrl.rollout.vllm.proof import TrunkProof
 
@@ -38,6 +40,7 @@ class RefitExtension:
         arriving = transfer.receive(Path(folder), self.rank, problems)
         config = self.get_model().config
         rows: list[torch.Tensor] = []
+        shortlist = extras.get("shortlist")
         if shortlist is not None:
             arriving = watch_rows(arriving, shortlist, bool(getattr(config, "tie_word_embeddings", False)), rows)
         self.reload_weights(weights_iterator=proof.watch(without_head(arriving, head)))

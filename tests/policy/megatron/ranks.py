@@ -14,7 +14,7 @@ import torch
 
 from nemo_specrl.config.engine import SamplingConfig
 from nemo_specrl.config.policy import PolicyConfig
-from nemo_specrl.policy.base import LossBatch, Row, Scores, TrainRow
+from nemo_specrl.contracts.rows import LossBatch, Row, Scores, TrainRow
 from nemo_specrl.policy.megatron.policy import MegatronPolicy
 
 LENGTHS = (3, 0, 9, 17, 1, 6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_specrl.policy.base import Row
+from nemo_specrl.contracts.rows import Row
 from nemo_specrl.policy.megatron.batching import check_rows, length_of, micro_batches, share, unpack
 
 CPU = torch.device("cpu")

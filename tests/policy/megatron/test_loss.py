@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_specrl.policy.base import TrainRow
+from nemo_specrl.contracts.rows import TrainRow
 from nemo_specrl.policy.megatron.batching import micro_batches
 from nemo_specrl.policy.megatron.loss import loss_batch, token_weights
 

@@ -12,7 +12,7 @@ import torch
 
 from nemo_specrl.config.engine import SamplingConfig
 from nemo_specrl.config.policy import PolicyConfig
-from nemo_specrl.policy.base import LossBatch, Row
+from nemo_specrl.contracts.rows import LossBatch, Row
 from nemo_specrl.policy.megatron.policy import MegatronPolicy
 
 from .conftest import FAMILIES, make_checkpoint

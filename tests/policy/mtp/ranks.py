@@ -15,8 +15,10 @@ import torch
 from nemo_specrl.config.engine import SamplingConfig
 from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
-from nemo_specrl.policy.base import Row
+from nemo_specrl.contracts.companion import Lesson
+from nemo_specrl.contracts.rows import Row
 from nemo_specrl.policy.megatron.policy import MegatronPolicy
+from nemo_specrl.policy.mtp.companion import HeadCompanion
 from tests.policy.megatron.ranks import make_rows, surrogate, train_rows
 
 HEAD = HeadConfig(depth=3, lr=0.1, clip_grad=0.05)
@@ -30,14 +32,27 @@ LOSSES: dict[str, dict[str, Any]] = {
 }
 
 
+def with_a_head(policy: MegatronPolicy, head: HeadConfig | None) -> MegatronPolicy:
+    """The policy, with a head that rides it."""
+    if head is not None:
+        policy.join(HeadCompanion(head, policy))
+    return policy
+
+
+def head_of(policy: MegatronPolicy) -> HeadCompanion:
+    """The head that rides the policy."""
+    (head,) = policy.companions
+    assert isinstance(head, HeadCompanion)
+    return head
+
+
 def notices_a_nan(policy: MegatronPolicy, rows: list[Row]) -> bool:
     """Whether this rank, too, is told when the head, which lives on the last stage, has diverged."""
-    assert policy.head is not None
-    for name, parameter in policy.head.parameters().items():
+    for name, parameter in head_of(policy).head.parameters().items():
         if "linear_fc2" in name:
             parameter.data.fill_(float("nan"))
     try:
-        policy.train_head(rows)
+        head_of(policy).train(rows)
     except RuntimeError:
         return True
     return False
@@ -50,7 +65,8 @@ def copies(pairs: Any) -> dict[str, torch.Tensor]:
 def updates(policy: MegatronPolicy, weights: list[float] | None) -> list[dict[str, float]]:
     rows = make_rows()
     batch = train_rows(rows, policy.score(rows))
-    return [policy.update(batch, surrogate, loss_level="token", head_weights=weights) for _ in range(2)]
+    lessons = [] if weights is None else [Lesson(head_of(policy), weights)]
+    return [policy.update(batch, surrogate, loss_level="token", lessons=lessons) for _ in range(2)]
 
 
 def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEAD) -> dict[str, Any]:
@@ -62,34 +78,34 @@ def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEA
     sampling = SamplingConfig(temperature=0.8)
 
     def make(with_head: HeadConfig | None, sampling: SamplingConfig = sampling) -> MegatronPolicy:
-        return MegatronPolicy(folder, config, sampling, seed=0, total_updates=None, head=with_head)
+        return with_a_head(MegatronPolicy(folder, config, sampling, seed=0, total_updates=None), with_head)
 
     off = make(None)
     plain = updates(off, None)
     on = make(head)
-    before = copies(on.draft_weights())
+    before = copies(head_of(on).weights())
     taught = updates(on, SAMPLE_WEIGHTS)
     own = [{k: v for k, v in result.items() if not k.startswith("draft/")} for result in taught]
     theirs, ours = copies(off.weights()), copies(on.weights())
     isolated = own == plain and all(torch.equal(theirs[n], ours[n]) for n in theirs)
     started = make(head)
-    started.start_head(make_rows())
+    head_of(started).start(make_rows())
     rows = make_rows(seed=1)
     on.save(checkpoint)
     torch.distributed.barrier()
-    lesson = on.train_head(rows, states=on.head_states(rows))
-    after = copies(on.draft_weights())
+    lesson = head_of(on).train(rows, states=head_of(on).states(rows))
+    after = copies(head_of(on).weights())
     on.load(checkpoint)
-    again = on.train_head(rows)
-    resumed = again == lesson and all(torch.equal(t, after[n]) for n, t in on.draft_weights())
+    again = head_of(on).train(rows)
+    resumed = again == lesson and all(torch.equal(t, after[n]) for n, t in head_of(on).weights())
     others, taught_by = [], {}
     for name, changes in LOSSES.items():
         learner = make(replace(head, **changes))
-        others.append(learner.train_head(rows))
-        taught_by[name] = copies(learner.draft_weights())
+        others.append(head_of(learner).train(rows))
+        taught_by[name] = copies(head_of(learner).weights())
     nucleus = make(head, replace(sampling, top_p=0.7))
-    others.append(nucleus.train_head(rows))
-    taught_by["nucleus"] = copies(nucleus.draft_weights())
+    others.append(head_of(nucleus).train(rows))
+    taught_by["nucleus"] = copies(head_of(nucleus).weights())
     return {
         "noticed": notices_a_nan(make(head), rows),
         "taught_by": taught_by,
@@ -97,9 +113,9 @@ def work(folder: str, tp: int, pp: int, checkpoint: Path, head: HeadConfig = HEA
         "resumed": resumed,
         "before": before,
         "after": after,
-        "started": copies(started.draft_weights()),
+        "started": copies(head_of(started).weights()),
         "metrics": [*({k: v for k, v in r.items() if k.startswith("draft/")} for r in taught), lesson, *others],
-        "agreement": on.head_agreement(rows),
+        "agreement": head_of(on).agreement(rows),
     }
 
 

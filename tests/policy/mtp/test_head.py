@@ -15,18 +15,20 @@ from safetensors.torch import load_file, save_file
 from nemo_specrl.config.engine import SamplingConfig
 from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
-from nemo_specrl.policy.base import Row
+from nemo_specrl.contracts.companion import Lesson
+from nemo_specrl.contracts.rows import Row
 from nemo_specrl.policy.megatron.policy import MegatronPolicy
 from nemo_specrl.policy.mtp import draft
 from tests.policy.megatron.conftest import FAMILIES
 from tests.policy.megatron.ranks import make_rows, surrogate, train_rows
+from tests.policy.mtp.ranks import head_of, with_a_head
 from tests.rollout.vllm.mtp_reference import MtpReference, random_head, trunk_hidden
 
 FP32 = PolicyConfig(dtype="fp32", lr=1e-2, micro_batch_tokens=48)
 
 
 def make(folder: Path, head: HeadConfig | None, config: PolicyConfig = FP32, **sampling: Any) -> MegatronPolicy:
-    return MegatronPolicy(folder, config, SamplingConfig(**sampling), seed=0, total_updates=None, head=head)
+    return with_a_head(MegatronPolicy(folder, config, SamplingConfig(**sampling), seed=0, total_updates=None), head)
 
 
 def write(folder: Path, model: Path, tensors: dict[str, torch.Tensor]) -> Path:
@@ -63,7 +65,7 @@ def test_agreement_is_what_decoding_token_by_token_gives(
                 q = (logits[d] / 0.7).softmax(-1)
                 sums[d] += float(torch.minimum(p[seen - 1 + d], q).sum())
                 counts[d] += 1
-    found = policy.head_agreement(rows)
+    found = head_of(policy).agreement(rows)
     for d in range(3):
         assert found[f"draft/agreement_pos_{d}"] == pytest.approx(sums[d] / counts[d], abs=1e-5)
 
@@ -90,7 +92,7 @@ def test_logits_are_the_references(
     monkeypatch.setattr(draft, "agreement", record)
     for row in make_rows():
         found.clear()
-        policy.head_agreement([row])
+        head_of(policy).agreement([row])
         ids = [int(x) for x in np.concatenate([row.prompt_ids, row.token_ids])]
         hidden = trunk_hidden(model, ids)
         wanted: list[list[torch.Tensor]] = [[], [], []]
@@ -109,8 +111,8 @@ def test_logits_are_the_references(
 def test_a_folder_and_back_is_bit_exact(checkpoints: dict[str, Path], tmp_path: Path, family: str, dtype: str) -> None:
     config = replace(FP32, dtype=dtype)
     first = make(checkpoints[family], HeadConfig(lr=1e-2), config)
-    first.train_head(make_rows())
-    first.export_head(tmp_path / "head")
+    head_of(first).train(make_rows())
+    head_of(first).export(tmp_path / "head")
     stored = load_file(tmp_path / "head" / "model.safetensors")
     found = dict(make(checkpoints[family], HeadConfig(source=str(tmp_path / "head")), config).draft_weights())
     assert found.keys() == stored.keys()
@@ -148,7 +150,7 @@ def test_the_native_head_of_a_model_is_found(checkpoints: dict[str, Path], tmp_p
     mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "attention_bias": True}
     (model / "config.json").write_text(json.dumps({**config, **mimo}))
     policy = make(model, HeadConfig(source="native"))
-    found = dict(policy.draft_weights())
+    found = dict(head_of(policy).weights())
     assert all(torch.equal(found[name], head[name]) for name in head)
     trunk = load_file(source / "model.safetensors")
     assert all(torch.equal(tensor, trunk[name]) for name, tensor in policy.weights())
@@ -158,7 +160,7 @@ def test_micro_batches_do_not_matter(checkpoints: dict[str, Path]) -> None:
     results = []
     for tokens in (1, 4096):
         policy = make(checkpoints["qwen2"], HeadConfig(depth=3), replace(FP32, micro_batch_tokens=tokens))
-        results.append(policy.train_head(make_rows(), [1.0, 0.0, 2.0, 1.0, 1.0, 0.5]))
+        results.append(head_of(policy).train(make_rows(), [1.0, 0.0, 2.0, 1.0, 1.0, 0.5]))
     assert results[1] == pytest.approx(results[0], rel=1e-4)
 
 
@@ -166,9 +168,9 @@ def test_micro_batches_do_not_matter(checkpoints: dict[str, Path]) -> None:
 def test_lessons_raise_agreement(checkpoints: dict[str, Path], loss: str, topk: int) -> None:
     policy = make(checkpoints["llama"], HeadConfig(depth=2, lr=3e-3, loss=loss, topk=topk))
     rows = make_rows()
-    before = policy.head_agreement(rows)
-    losses = [policy.train_head(rows)["draft/loss"] for _ in range(25)]
-    after = policy.head_agreement(rows)
+    before = head_of(policy).agreement(rows)
+    losses = [head_of(policy).train(rows)["draft/loss"] for _ in range(25)]
+    after = head_of(policy).agreement(rows)
     assert losses[-1] < 0.5 * losses[0]
     for d in range(2):
         assert after[f"draft/agreement_pos_{d}"] > before[f"draft/agreement_pos_{d}"] + 0.15
@@ -176,29 +178,29 @@ def test_lessons_raise_agreement(checkpoints: dict[str, Path], loss: str, topk: 
 
 def test_rows_without_a_second_token_teach_nothing(checkpoints: dict[str, Path]) -> None:
     policy = make(checkpoints["llama"], HeadConfig())
-    before = {n: t.clone() for n, t in policy.draft_weights()}
-    assert policy.train_head(make_rows(lengths=(1, 0, 1))) == {"draft/events": 0.0}
-    assert policy.train_head([]) == {}
-    assert all(torch.equal(t, before[n]) for n, t in policy.draft_weights())
-    assert policy.head_agreement(make_rows(lengths=(1,))) == {}
+    before = {n: t.clone() for n, t in head_of(policy).weights()}
+    assert head_of(policy).train(make_rows(lengths=(1, 0, 1))) == {"draft/events": 0.0}
+    assert head_of(policy).train([]) == {}
+    assert all(torch.equal(t, before[n]) for n, t in head_of(policy).weights())
+    assert head_of(policy).agreement(make_rows(lengths=(1,))) == {}
 
 
 def test_a_head_whose_gradients_are_not_finite_is_left_alone(checkpoints: dict[str, Path]) -> None:
     policy = make(checkpoints["llama"], HeadConfig())
-    policy.head.parameters()["layer.mlp.linear_fc2.weight"].data[0, 0] = float("nan")
-    before = {n: t.clone() for n, t in policy.draft_weights()}
+    head_of(policy).head.parameters()["layer.mlp.linear_fc2.weight"].data[0, 0] = float("nan")
+    before = {n: t.clone() for n, t in head_of(policy).weights()}
     with pytest.raises(RuntimeError, match=r"draft head.*drafter\.head\.lr"):
-        policy.train_head(make_rows())
-    assert all(torch.equal(t, before[n]) or "down_proj" in n for n, t in policy.draft_weights())
+        head_of(policy).train(make_rows())
+    assert all(torch.equal(t, before[n]) or "down_proj" in n for n, t in head_of(policy).weights())
 
 
 def test_a_head_that_diverges_does_not_end_the_policys_training(checkpoints: dict[str, Path]) -> None:
     policy = make(checkpoints["llama"], HeadConfig())
-    policy.head.parameters()["layer.mlp.linear_fc2.weight"].data[0, 0] = float("nan")
+    head_of(policy).head.parameters()["layer.mlp.linear_fc2.weight"].data[0, 0] = float("nan")
     rows = make_rows()
     batch = train_rows(rows, policy.score(rows))
     before = {n: t.clone() for n, t in policy.weights()}
-    metrics = policy.update(batch, surrogate, loss_level="token", head_weights=[1.0] * len(rows))
+    metrics = policy.update(batch, surrogate, loss_level="token", lessons=[Lesson(head_of(policy), [1.0] * len(rows))])
     assert metrics["draft/skipped"] == 1
     assert metrics["grad_norm"] > 0
     assert not any("nan" in repr(value) for value in metrics.values())
@@ -207,12 +209,14 @@ def test_a_head_that_diverges_does_not_end_the_policys_training(checkpoints: dic
 
 def test_without_a_head_there_is_none(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     policy = make(checkpoints["llama"], None)
-    assert policy.head is None
-    assert list(policy.draft_weights()) == []
+    assert policy.companions == []
     policy.save(tmp_path)
     learner = make(checkpoints["llama"], HeadConfig())
     learner.load(tmp_path)  # a run may gain a head on resume: it starts from its source
     rows = make_rows()
     assert "draft/loss" in learner.update(
-        train_rows(rows, learner.score(rows)), surrogate, loss_level="token", head_weights=[1.0] * len(rows)
+        train_rows(rows, learner.score(rows)),
+        surrogate,
+        loss_level="token",
+        lessons=[Lesson(head_of(learner), [1.0] * len(rows))],
     )

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from nemo_specrl.config.head import HeadConfig
-from nemo_specrl.policy.base import Row
+from nemo_specrl.contracts.rows import Row
 from nemo_specrl.policy.mtp.start import RIDGE, LeastSquares
 from tests.policy.megatron.ranks import make_rows
+from tests.policy.mtp.ranks import head_of
 from tests.policy.mtp.test_head import make
 
 PROJECTION = "model.mtp_layers.0.input_proj.weight"
@@ -42,9 +43,9 @@ def test_the_projection_foretells_the_last_layers_next_input(checkpoints: dict[s
     rows = [*make_rows(), *make_rows(seed=3)]
     policy = make(checkpoints[family], HeadConfig())
     weights = {name: tensor.clone() for name, tensor in policy.weights()}
-    scratch = dict(policy.draft_weights())[PROJECTION].clone()
-    policy.start_head(rows)
-    found = dict(policy.draft_weights())
+    scratch = dict(head_of(policy).weights())[PROJECTION].clone()
+    head_of(policy).start(rows)
+    found = dict(head_of(policy).weights())
     assert all(torch.equal(weights[name], tensor) for name, tensor in policy.weights())
     assert not torch.equal(found[PROJECTION], scratch)
 
@@ -71,20 +72,20 @@ def test_the_projection_foretells_the_last_layers_next_input(checkpoints: dict[s
 def test_only_a_head_that_is_new_gets_a_start(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     rows = make_rows()
     policy = make(checkpoints["qwen2"], HeadConfig(lr=1e-2))
-    policy.start_head(rows)
-    policy.train_head(rows)
+    head_of(policy).start(rows)
+    head_of(policy).train(rows)
     policy.save(tmp_path)
-    trained = {name: tensor.clone() for name, tensor in policy.draft_weights()}
-    policy.start_head(rows)
+    trained = {name: tensor.clone() for name, tensor in head_of(policy).weights()}
+    head_of(policy).start(rows)
     resumed = make(checkpoints["qwen2"], HeadConfig(lr=1e-2))
     resumed.load(tmp_path)
-    resumed.start_head(rows)
+    head_of(resumed).start(rows)
     for one in (policy, resumed):
-        assert all(torch.equal(trained[name], tensor) for name, tensor in one.draft_weights())
+        assert all(torch.equal(trained[name], tensor) for name, tensor in head_of(one).weights())
 
 
 def test_rows_too_short_to_draft_leave_the_projection_alone(checkpoints: dict[str, Path]) -> None:
     policy = make(checkpoints["qwen2"], HeadConfig())
-    before = {name: tensor.clone() for name, tensor in policy.draft_weights()}
-    policy.start_head([Row(np.array([1], np.int32), np.array([2], np.int32))])
-    assert all(torch.equal(before[name], tensor) for name, tensor in policy.draft_weights())
+    before = {name: tensor.clone() for name, tensor in head_of(policy).weights()}
+    head_of(policy).start([Row(np.array([1], np.int32), np.array([2], np.int32))])
+    assert all(torch.equal(before[name], tensor) for name, tensor in head_of(policy).weights())

@@ -31,7 +31,7 @@ def refit(llm: Any, served: Any, folders: list[Path]) -> None:
     order = np.random.default_rng(0).permutation(len(weights))
     stream = served.complete([weights[i] for i in order])
     with transfer.private_folder() as folder, ThreadPoolExecutor() as pool:
-        reports = pool.submit(llm.collective_rpc, "specrl_refit", args=(str(folder), None))
+        reports = pool.submit(llm.collective_rpc, "specrl_refit", args=(str(folder), {}))
         sent = transfer.send(stream, folder, ranks=1, answered=reports.done, chunk_bytes=5000)
         (report,) = reports.result()
     assert set(report["names"]) == sent

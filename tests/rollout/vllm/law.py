@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nemo_specrl.rollout.engine import GenerationRequest
+from nemo_specrl.contracts.engine import GenerationRequest
 from nemo_specrl.types import IntArray
 
 EOS = 1

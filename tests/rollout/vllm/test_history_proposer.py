@@ -12,7 +12,8 @@ import pytest
 from nemo_specrl.config.compose import compose
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
-from nemo_specrl.rollout.engine import Completion, GenerationRequest
+from nemo_specrl.contracts.engine import Completion, GenerationRequest
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.rollout.generator import RolloutBatch, RolloutGenerator
 from nemo_specrl.rollout.vllm import drafters
 from nemo_specrl.rollout.vllm.history_proposer import HistoryProposer
@@ -108,7 +109,7 @@ def engine(folder: Path, log: Path, temperature: float, config: DrafterConfig, s
         folder,
         EngineConfig(max_num_seqs=slots, dtype="fp32", kv_cache_gib=0.25, threads=1),
         SamplingConfig(temperature=temperature, max_new_tokens=64),
-        config,
+        make_drafter(config),
         max_length=128,
         seed=0,
         eos_token_ids=[1],

@@ -10,6 +10,7 @@ import pytest
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.rollout.vllm import limits
 
 NGRAM = DrafterConfig(method="ngram")
@@ -22,7 +23,9 @@ def check(
     *,
     cpu: bool = True,
 ) -> None:
-    limits.check(engine or EngineConfig(), sampling or SamplingConfig(), drafter or DrafterConfig(), cpu=cpu)
+    limits.check(
+        engine or EngineConfig(), sampling or SamplingConfig(), make_drafter(drafter or DrafterConfig()), cpu=cpu
+    )
 
 
 def test_defaults_and_every_drafter_of_ours_pass() -> None:
@@ -81,7 +84,7 @@ def test_every_argument_that_we_pass_is_owned() -> None:
 
     free = {"max_num_batched_tokens", "enable_chunked_prefill"}
     for cpu in (True, False):
-        passed = arguments.llm_arguments(Path("m"), EngineConfig(), NGRAM, max_length=8, seed=0, cpu=cpu)
+        passed = arguments.llm_arguments(Path("m"), EngineConfig(), make_drafter(NGRAM), max_length=8, seed=0, cpu=cpu)
         assert set(passed) <= set(limits.OWNED) | free
 
 
@@ -170,7 +173,7 @@ POLICY = {"max_position_embeddings": 512, "vocab_size": 100, "rope_theta": 1e6}
 )
 def test_a_draft_models_limits_are_the_policys(tmp_path: Path, draft: dict[str, Any], message: str | None) -> None:
     (tmp_path / "config.json").write_text(json.dumps(POLICY | draft))
-    drafter = DrafterConfig(method="eagle3", frozen=True, speculative_config={"model": str(tmp_path)})
+    drafter = make_drafter(DrafterConfig(method="eagle3", frozen=True, speculative_config={"model": str(tmp_path)}))
     if message is None:
         limits.check_draft_model(drafter, POLICY, max_length=256)
     else:
@@ -180,25 +183,5 @@ def test_a_draft_models_limits_are_the_policys(tmp_path: Path, draft: dict[str, 
 
 def test_a_draft_model_on_the_hub_or_none_is_left_to_vllm() -> None:
     for extra in ({}, {"model": "some/hub-name"}):
-        limits.check_draft_model(DrafterConfig(method="draft_model", speculative_config=extra), POLICY, max_length=9)
-
-
-@pytest.mark.parametrize(
-    ("method", "max_slots", "slots", "cpu", "off"),
-    [
-        ("ngram", None, 9, True, True),
-        ("ngram", None, 8, True, False),
-        ("ngram", None, 256, False, False),
-        ("ngram", 16, 32, False, True),
-        ("ngram", 0, 32, True, False),
-        ("history", None, 32, True, False),
-        ("mtp", 4, 32, True, False),
-    ],
-)
-def test_ngram_is_off_in_a_full_engine(
-    method: str, max_slots: int | None, slots: int, cpu: bool, off: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    drafter = DrafterConfig(method=method, max_slots=max_slots)
-    found = limits.effective_drafter(drafter, EngineConfig(max_num_seqs=slots), cpu=cpu)
-    assert found == (DrafterConfig() if off else drafter)
-    assert ("drafter.max_slots" in caplog.text) == off
+        drafter = make_drafter(DrafterConfig(method="draft_model", speculative_config=extra))
+        limits.check_draft_model(drafter, POLICY, max_length=9)

@@ -16,7 +16,8 @@ import torch
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.config.head import HeadConfig
-from nemo_specrl.rollout.engine import GenerationRequest, StaleEngineError
+from nemo_specrl.contracts.engine import GenerationRequest, StaleEngineError
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.rollout.vllm import draft_folder
 from nemo_specrl.rollout.vllm.engine import NOT_THE_POLICYS, VllmEngine
 from nemo_specrl.types import IntArray
@@ -38,7 +39,8 @@ class Running:
     shortlist: IntArray | None
 
     def refit(self, version: int) -> None:
-        self.engine.refit(self.weights(), version, self.shortlist)
+        extras = {} if self.shortlist is None else {"shortlist": self.shortlist}
+        self.engine.refit(self.weights(), version, extras)
 
     def weights(self, *, head: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.model.state_dict().items()
@@ -51,7 +53,7 @@ def start(model_folder: Path, head: Path | None, drafter: DrafterConfig, *, rank
         model_folder,
         EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64, tensor_parallel=ranks),
         SamplingConfig(),
-        drafter,
+        make_drafter(drafter),
         max_length=MAX_LENGTH,
         seed=0,
         eos_token_ids=[EOS],

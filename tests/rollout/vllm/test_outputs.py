@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_specrl.rollout.engine import SpecCounters
+from nemo_specrl.contracts.engine import SpecCounters
 from nemo_specrl.rollout.vllm.outputs import LogprobError, completion, counters, response_logprobs
 
 INF = float("inf")

@@ -18,7 +18,8 @@ from scipy.stats import chi2
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
-from nemo_specrl.rollout.engine import Completion, GenerationRequest, SpecCounters
+from nemo_specrl.contracts.engine import Completion, GenerationRequest, SpecCounters
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.rollout.vllm.engine import VllmEngine
 from nemo_specrl.rollout.vllm.plugin import UNPATCHED
 from tests.rollout.vllm.law import EOS, MAX_LENGTH
@@ -40,7 +41,14 @@ def sample(folder: Path, log: Path, n: int) -> tuple[list[GenerationRequest], li
     batch = [GenerationRequest(prompt, prompt[:0], 6, seed) for seed in range(n)]
     config = EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1, max_num_seqs=64)
     with VllmEngine(
-        folder, config, SamplingConfig(), NGRAM, max_length=MAX_LENGTH, seed=0, eos_token_ids=[EOS], log=log
+        folder,
+        config,
+        SamplingConfig(),
+        make_drafter(NGRAM),
+        max_length=MAX_LENGTH,
+        seed=0,
+        eos_token_ids=[EOS],
+        log=log,
     ) as engine:
         got = engine.generate(batch, topk=3)
         again = engine.generate(batch[:20], topk=3)

@@ -14,7 +14,8 @@ import torch
 
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
-from nemo_specrl.rollout.engine import Completion, GenerationRequest, StaleEngineError
+from nemo_specrl.contracts.engine import Completion, GenerationRequest, StaleEngineError
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.rollout.vllm import transfer
 from nemo_specrl.rollout.vllm.engine import VllmEngine
 from nemo_specrl.types import IntArray
@@ -32,7 +33,7 @@ def engine(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         tiny_llama,
         EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1),
         SamplingConfig(temperature=TEMPERATURE, top_p=TOP_P),
-        DrafterConfig(),
+        make_drafter(DrafterConfig()),
         max_length=MAX_LENGTH,
         seed=0,
         eos_token_ids=[EOS],
@@ -190,7 +191,7 @@ def test_settings_are_refused_before_anything_starts(tiny_llama: Path, tmp_path:
         given: dict[str, Any] = {"max_length": MAX_LENGTH, "seed": 0, "eos_token_ids": [EOS], "log": tmp_path / "log"}
         folder = changes.pop("folder", tiny_llama)
         drafter = changes.pop("drafter", DrafterConfig())
-        return VllmEngine(folder, EngineConfig(), SamplingConfig(), drafter, **(given | changes))
+        return VllmEngine(folder, EngineConfig(), SamplingConfig(), make_drafter(drafter), **(given | changes))
 
     with pytest.raises(ValueError, match="context of 256"):
         start(max_length=MAX_LENGTH + 1)
@@ -225,7 +226,7 @@ def test_a_tied_head_follows_its_embedding(tied_llama: Path, tmp_path: Path) -> 
         tied_llama,
         EngineConfig(dtype="fp32", kv_cache_gib=0.125, threads=1),
         SamplingConfig(),
-        DrafterConfig(),
+        make_drafter(DrafterConfig()),
         max_length=MAX_LENGTH,
         seed=0,
         eos_token_ids=[EOS],

@@ -10,18 +10,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from rich.console import Console
 
+from nemo_specrl.commands.checks import check_run
+from nemo_specrl.config.arguments import parse
 from nemo_specrl.config.compose import compose, hydra_quote, open_dict_override
 from nemo_specrl.config.run import RunConfig
-from nemo_specrl.training.command import check_engine, parse
+from nemo_specrl.training.bench_rollouts import rotated
 from nemo_specrl.training.folder import RUN_FILE
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def bench_command(args: list[str]) -> int:
     root = _root(arms, parsed.overrides)
     runs = {arm.name: _compose_arm(arm, parsed.config_dir, parsed.config_name) for arm in arms}
     for run in runs.values():
-        check_engine(run)
+        check_run(run)
     if parsed.dump:
         for name, run in runs.items():
             print(f"# {name}\n{OmegaConf.to_yaml(OmegaConf.structured(run))}")
@@ -137,12 +136,6 @@ def _root(arms: Sequence[Arm], overrides: Sequence[str]) -> Path:
     if taken:
         raise ValueError(f"output_dir={root} holds another bench ({taken[0].parent.name}): choose another output_dir")
     return root.expanduser().resolve()
-
-
-def rotated(arms: Sequence[T], repeat: int) -> list[T]:
-    """Another arm goes first in every repetition, so that a machine that warms up or slows down favours none."""
-    turn = repeat % len(arms)
-    return [*arms[turn:], *arms[:turn]]
 
 
 def _train(args: list[str], folder: Path, console: Console) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.drafting import make_drafter
 from nemo_specrl.models import resolve_model
 from nemo_specrl.models.cache import RECORD
 from nemo_specrl.training import checkpoint
@@ -62,7 +63,7 @@ def choose(root: Path, step: int | None) -> checkpoint.Checkpoint:
 
 def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
     """Write it to one side and move it to `out` when it is complete. Collective; returns the step."""
-    from nemo_specrl.policy.megatron.policy import MegatronPolicy
+    from nemo_specrl.training.factories import make_policy
 
     staging = out.with_name(f".{out.name}.partial")
     if is_main():
@@ -72,11 +73,9 @@ def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
         except OSError as caught:
             raise ValueError(f"cannot write beside {out}: {caught.strerror}; name another folder") from caught
     model = resolve_model(run.model)
+    policy = make_policy(run, model, total_updates=run.policy.warmup_steps + 1)
     # The weights are the checkpoint's: where the head once came from need not be there any more.
-    head = replace(run.drafter.head, source="scratch") if run.drafter.method == "mtp" else None
-    policy = MegatronPolicy(
-        model.path, run.policy, run.sampling, seed=run.seed, total_updates=run.policy.warmup_steps + 1, head=head
-    )
+    head = make_drafter(replace(run.drafter, head=replace(run.drafter.head, source="scratch"))).join(policy)
     policy.load(chosen.folder / "policy")
     error: OSError | None = None
     weights: dict[str, torch.Tensor] = {}
@@ -91,7 +90,7 @@ def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
             shutil.rmtree(staging, ignore_errors=True)
     raise_together(error)
     if head is not None:
-        policy.export_head(staging / DRAFT_HEAD)
+        head.export(staging / DRAFT_HEAD)
     if is_main():
         staging.rename(out)
     return chosen.step

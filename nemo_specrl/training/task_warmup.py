@@ -12,19 +12,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from nemo_specrl.config.run import RunConfig
-from nemo_specrl.data import epoch_order
-from nemo_specrl.policy.base import Row
-from nemo_specrl.training.loop import Outcome, restore, save_or_stop
-from nemo_specrl.training.parts import Parts, build
-from nemo_specrl.training.plan import StepPlan, plan_steps
+from nemo_specrl.contracts.rows import Row
+from nemo_specrl.policy.mtp.companion import HeadCompanion
+from nemo_specrl.training.parts import Parts
+from nemo_specrl.training.plan import StepPlan
 from nemo_specrl.training.ranks import is_main
-from nemo_specrl.training.signals import StopSignal
+from nemo_specrl.training.task import TaskStep, record
 from nemo_specrl.types import Prompt
 
 STATES_BYTES = 4 << 30
@@ -37,44 +33,46 @@ RISE, FINAL = 0.05, 0.1
 """The learning rate rises over this share of the plan, and falls along a cosine to this share of drafter.head.lr."""
 
 
-def warm_up(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) -> Outcome:
-    """Train the head to the end of the plan or until a stop is asked for. Collective over torchrun's ranks."""
-    start = time.perf_counter()
-    with build(run, folder, resumed=resumed) as parts:
-        plans = plan_warm_up(run, len(parts.prompts))
-        done = restore(parts, folder / "checkpoints")
-        lessons = Lessons(parts)
-        lessons.draw(plans)
-        stopped = None
-        if parts.policy.head is not None and parts.policy.head.fresh:
-            log(parts, 0, 0, {f"{name}_before_start": value for name, value in lessons.validate().items()})
-            lessons.start()
-            log(parts, 0, 0, lessons.validate())
-        for plan in plans[done:]:
-            with parts.progress.step(plan, len(plans)):
-                metrics = lessons.step(plan, learning_rate(run.drafter.head.lr, plan.step, len(plans)))
-                done = plan.step
-                every = run.trainer.val_every
-                if every and (plan.step % every == 0 or plan.step == len(plans)):
-                    metrics |= lessons.validate()
-                log(parts, plan.step, plan.epoch, metrics)
-                stopped = save_or_stop(parts, folder / "checkpoints", plan, len(plans), signal)
-            if stopped:
-                break
-        parts.policy.export_head(folder / HEAD_FOLDER)
-        parts.progress.say(f"use the head with  drafter=mtp drafter.head.source={folder / HEAD_FOLDER}")
-        return Outcome(done, len(plans), stopped, time.perf_counter() - start)
+class WarmupTask:
+    """See `Task`."""
 
+    def __init__(self, parts: Parts) -> None:
+        (self.head,) = (c for c in parts.policy.companions if isinstance(c, HeadCompanion))
+        self.parts = parts
+        self.lessons = Lessons(parts, self.head)
+        self.steps = 0
 
-def plan_warm_up(run: RunConfig, n_prompts: int) -> list[StepPlan]:
-    """The first epoch's batches of prompts, and the same batches in another order in each further epoch."""
-    once = replace(run, trainer=replace(run.trainer, epochs=1, max_steps=None))
-    batches = [plan.prompts for plan in plan_steps(once, n_prompts)]
-    plans: list[StepPlan] = []
-    for epoch in range(1, run.trainer.epochs + 1):
-        order = epoch_order(len(batches), run.seed, epoch, run.data.shuffle and epoch > 1)
-        plans += [StepPlan(len(plans) + i, epoch, batches[b]) for i, b in enumerate(order, start=1)]
-    return plans[: run.trainer.max_steps]
+    def begin(self, plans: Sequence[StepPlan], done: int) -> None:
+        """Draw all rollouts, and give a fresh head its start."""
+        self.steps = len(plans)
+        if done == self.steps:
+            return
+        self.lessons.draw(plans)
+        if self.head.fresh:
+            before = {f"{name}_before_start": value for name, value in self.lessons.validate().items()}
+            self._record(before)
+            self.lessons.start()
+            self._record(self.lessons.validate())
+
+    def step(self, plan: StepPlan) -> TaskStep:
+        """One update of the head, and validation where it is due."""
+        run = self.parts.run
+        metrics = self.lessons.step(plan, learning_rate(run.drafter.head.lr, plan.step, self.steps))
+        every = run.trainer.val_every
+        if every and (plan.step % every == 0 or plan.step == self.steps):
+            metrics |= self.lessons.validate()
+        return TaskStep(metrics, _line(plan.step, plan.epoch, metrics))
+
+    def end(self, plans: Sequence[StepPlan], done: int) -> None:
+        """Write the head as it now is."""
+        folder = self.parts.folder / HEAD_FOLDER
+        self.head.export(folder)
+        self.parts.progress.say(f"use the head with  drafter=mtp drafter.head.source={folder}")
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        """Step 0 is before the first update."""
+        if is_main():
+            record(self.parts, 0, TaskStep(metrics, _line(0, 0, metrics)))
 
 
 def learning_rate(peak: float, step: int, steps: int) -> float:
@@ -89,8 +87,8 @@ def learning_rate(peak: float, step: int, steps: int) -> float:
 class Lessons:
     """The rollouts that the head learns from, and the hidden states of those that fit."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+    def __init__(self, parts: Parts, head: HeadCompanion) -> None:
+        self.parts, self.head = parts, head
         self._drawn: dict[tuple[int, ...], list[Row]] = {}
         self._states: dict[tuple[int, ...], dict[int, torch.Tensor]] = {}
         self._held_out: list[Row] | None = None
@@ -110,21 +108,21 @@ class Lessons:
     def start(self) -> None:
         """The closed-form start of a fresh head. Collective."""
         self.parts.progress.phase("head's start")
-        wanted = START_POSITIONS * 2 * self.parts.policy.architecture.hidden_size
+        wanted = START_POSITIONS * 2 * self.head.hidden_size
         rows: list[Row] = []
         for row in (row for drawn in self._drawn.values() for row in drawn):
             rows.append(row)
             wanted -= len(row.token_ids)
             if wanted <= 0:
                 break
-        self.parts.policy.start_head(rows)
+        self.head.start(rows)
 
     def step(self, plan: StepPlan, lr: float) -> dict[str, float]:
         """One update of the head. Collective."""
         begun = time.perf_counter()
         self.parts.progress.phase("head")
         rows = self._drawn[plan.prompts]
-        metrics = self.parts.policy.train_head(rows, states=self._kept(plan.prompts, rows), lr=lr)
+        metrics = self.head.train(rows, states=self._kept(plan.prompts, rows), lr=lr)
         seconds = time.perf_counter() - begun
         tokens = sum(len(row.prompt_ids) + len(row.token_ids) for row in rows)
         return metrics | {
@@ -140,7 +138,7 @@ class Lessons:
         if self._held_out is None:
             self._held_out = self._draw(parts.validation, "held-out rollouts", step=0)
         parts.progress.phase("validation")
-        found = parts.policy.head_agreement(self._held_out)
+        found = self.head.agreement(self._held_out)
         return {f"val/{name.removeprefix('draft/')}": value for name, value in found.items()}
 
     def _draw(self, prompts: Sequence[Prompt], what: str, *, step: int) -> list[Row]:
@@ -151,21 +149,15 @@ class Lessons:
     def _kept(self, batch: tuple[int, ...], rows: Sequence[Row]) -> dict[int, torch.Tensor] | None:
         """The batch's hidden states; None where they don't fit. The same decision on every rank."""
         if batch not in self._states:
-            config = self.parts.policy.architecture
-            size = 4 * config.hidden_size * sum(len(row.prompt_ids) + len(row.token_ids) for row in rows)
+            size = 4 * self.head.hidden_size * sum(len(row.prompt_ids) + len(row.token_ids) for row in rows)
             if size > self._free:
                 return None
             self._free -= size
-            self._states[batch] = self.parts.policy.head_states(rows)
+            self._states[batch] = self.head.states(rows)
         return self._states[batch]
 
 
-def log(parts: Parts, step: int, epoch: int, metrics: dict[str, float]) -> None:
-    """Record one step; step 0 is before the first update."""
-    if not is_main():
-        return
-    if parts.tracker is not None:
-        parts.tracker.metrics(metrics, step)
+def _line(step: int, epoch: int, metrics: dict[str, float]) -> str:
     shown = f"step {step:>4}  epoch {epoch}"
     if "draft/loss" in metrics:
         shown += f"  loss {metrics['draft/loss']:.4f}  agreement {metrics['draft/agreement_pos_0']:.3f}"
@@ -174,4 +166,4 @@ def log(parts: Parts, step: int, epoch: int, metrics: dict[str, float]) -> None:
         shown += f"  held out {' '.join(f'{value:.3f}' for value in held_out)}"
     if "time/step_s" in metrics:
         shown += f"  step {metrics['time/step_s']:6.1f} s"
-    parts.progress.say(shown)
+    return shown

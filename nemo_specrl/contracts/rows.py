@@ -1,19 +1,27 @@
-"""The Policy protocol: a model that is scored and updated. Every method is collective: all ranks call it alike.
+"""What a policy is given and what it answers: rows to score and to learn from, reducers and losses.
 
 Shapes: B rows, P prompt tokens, T response tokens, V vocabulary, padded on the right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from nemo_specrl.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
+
+
+class Tokens(Protocol):
+    """A `Row` or a `TrainRow`: a prompt and its response."""
+
+    @property
+    def prompt_ids(self) -> IntArray: ...
+    @property
+    def token_ids(self) -> IntArray: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,41 +84,3 @@ class LossBatch:
 
 LossFn: TypeAlias = "Callable[[torch.Tensor, LossBatch], tuple[torch.Tensor, dict[str, torch.Tensor]]]"
 """(log-probs [B, T] with gradient, batch) -> (scalar loss: a weighted sum, metrics: weighted sums, detached)."""
-
-
-class Policy(Protocol):
-    """A trainable policy."""
-
-    @property
-    def version(self) -> int:
-        """Number of `update` calls so far, over all resumes."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding: every token id that the model can sample is below it."""
-        ...
-
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
-        """Log-probabilities and entropies under the sampling law, for all rows, on every rank; no gradient."""
-        ...
-
-    def reduce(self, rows: Sequence[Row], reducer: Reducer) -> list[list[Any]]:
-        """For each row the list of its chunks' reductions, on every rank; no gradient."""
-        ...
-
-    def update(self, rows: Sequence[TrainRow], loss_fn: LossFn, *, loss_level: str) -> dict[str, float]:
-        """One optimizer update on one mini-batch. Returns loss, grad_norm, lr and the loss's own metrics."""
-        ...
-
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face (name, tensor) pairs in the compute dtype, complete on rank 0; other ranks take part."""
-        ...
-
-    def save(self, folder: Path) -> None:
-        """Write this rank's share of model, optimizer and schedule into `folder` (which exists)."""
-        ...
-
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote; ValueError when the layout or the model differs."""
-        ...

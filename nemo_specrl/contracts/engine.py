@@ -1,10 +1,12 @@
-"""The Engine protocol: what the rest of the package asks of whatever samples rollouts."""
+"""The Engine protocol: what the rest of the package asks of whatever samples rollouts, and the records that go in and
+out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from nemo_specrl.types import FinishReason, FloatArray, IntArray, Rollout, TopK
@@ -79,6 +81,10 @@ class StaleEngineError(RuntimeError):
     """The engine does not hold the weights that it should."""
 
 
+class LogprobError(RuntimeError):
+    """The engine returned log-probabilities that can't be those of the tokens it returned."""
+
+
 class Engine(Protocol):
     """A sampler of the policy's law. One at a time is talked to, from one thread."""
 
@@ -95,7 +101,9 @@ class Engine(Protocol):
         on_progress: Callable[[int], None] | None = None,
     ) -> list[Completion]:
         """Completions in the order of the requests; `topk` > 0 also returns the law's K top candidates.
-        `on_progress` is called with the number of finished requests."""
+        `on_progress` is called with the number of finished requests.
+
+        Raises LogprobError for log-probabilities that can't be true."""
         ...
 
     def score(self, rows: Sequence[tuple[IntArray, IntArray]]) -> list[FloatArray]:
@@ -103,10 +111,13 @@ class Engine(Protocol):
         ...
 
     def refit(
-        self, weights: Iterable[tuple[str, torch.Tensor]], version: int, shortlist: IntArray | None = None
+        self,
+        weights: Iterable[tuple[str, torch.Tensor]],
+        version: int,
+        extras: Mapping[str, IntArray] = MappingProxyType({}),
     ) -> None:
-        """Load the policy's weights (Hugging Face names), reset the prefix cache, stamp `version`. `shortlist` [L]: the
-        only tokens that a draft head shall draft from now on; None = all.
+        """Load the policy's weights (Hugging Face names) and its draft head's, reset the prefix cache, stamp `version`.
+        `extras`: what the drafter sends along (`Drafter.refit_extras`).
 
         Raises StaleEngineError when what the engine holds afterwards is not what was sent."""
         ...

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from nemo_specrl.rollout.engine import SpecCounters
-from nemo_specrl.speculation.lossless import Verdict
+from nemo_specrl.contracts.engine import SpecCounters
+from nemo_specrl.contracts.sample import Sample
+from nemo_specrl.contracts.verdict import Verdict
 
 MIN_DRAFTS = 32
 """Fewer drafts than this in a step say nothing."""
@@ -46,14 +45,13 @@ class AcceptanceFloor:
         return Verdict("fail" if self.patience and self.below >= self.patience else "warn", text, {})
 
 
-def acceptance_by_reward(
-    rows: Sequence[SpecCounters | None], values: np.ndarray, valid: np.ndarray
-) -> dict[str, float]:
-    """Raw counters `spec/{drafts,drafted,accepted}_{rewarded,unrewarded}` over rollouts with a positive reward and with
-    none; rollouts whose reward is not `valid`, or whose drafts were not counted, are left out."""
+def acceptance_by_reward(samples: Sequence[Sample]) -> dict[str, float]:
+    """Raw counters `spec/{drafts,drafted,accepted}_{rewarded,unrewarded}` over samples with a positive reward and with
+    none; those whose reward is not valid, or whose drafts were not counted, are left out."""
     metrics: dict[str, float] = {}
-    for name, chosen in (("rewarded", valid & (values > 0)), ("unrewarded", valid & ~(values > 0))):
-        total = sum((row for row, wanted in zip(rows, chosen, strict=True) if row and wanted), SpecCounters())
+    for name, rewarded in (("rewarded", True), ("unrewarded", False)):
+        chosen = [s.spec for s in samples if s.spec and s.score.valid and (s.score.value > 0) == rewarded]
+        total = sum(chosen, SpecCounters())
         if total.drafts:
             counts = {"drafts": total.drafts, "drafted": total.drafted, "accepted": total.accepted}
             metrics |= {f"spec/{what}_{name}": float(count) for what, count in counts.items()}

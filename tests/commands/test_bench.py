@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
+from nemo_specrl.commands.bench import bench_command
+from nemo_specrl.config.arguments import parse
 from nemo_specrl.config.compose import compose
 from nemo_specrl.tracking import create_tracker
-from nemo_specrl.training.bench import bench_command
-from nemo_specrl.training.command import parse
 
 
 def record(command: list[str], **_: Any) -> int:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_specrl.commands.checks import check_run
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.validate import validate
-from nemo_specrl.policy.base import Row
-from nemo_specrl.training import warmup
-from nemo_specrl.training.plan import StepPlan
-from nemo_specrl.training.warmup import Lessons, learning_rate, plan_warm_up
+from nemo_specrl.contracts.rows import Row
+from nemo_specrl.training import task_warmup as warmup
+from nemo_specrl.training.plan import StepPlan, plan_steps
+from nemo_specrl.training.task_warmup import Lessons, learning_rate
 from nemo_specrl.types import Prompt
 
 BASE = RunConfig()
@@ -29,26 +30,31 @@ RUN = replace(
 
 
 def test_every_epoch_has_the_same_batches_in_another_order() -> None:
-    plans = plan_warm_up(RUN, 22)
+    plans = plan_steps(RUN, 22)
     assert [plan.step for plan in plans] == list(range(1, 19))
     epochs = [[plan.prompts for plan in plans if plan.epoch == e] for e in (1, 2, 3)]
     assert sorted(i for batch in epochs[0] for i in batch) == list(range(22))
     assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(epochs[2])
     assert epochs[1] != epochs[2]
     short = replace(RUN, trainer=replace(RUN.trainer, max_steps=8))
-    assert plan_warm_up(short, 22) == plans[:8]
+    assert plan_steps(short, 22) == plans[:8]
 
 
 @pytest.mark.parametrize("changes", [{"drafter": BASE.drafter}, {"reuse": replace(BASE.reuse, rule="exact")}])
 def test_warming_up_nothing_or_on_reused_rollouts_is_refused(changes: dict[str, Any]) -> None:
     run = replace(RUN, data=replace(RUN.data, source="arithmetic"))
-    validate(run)
+    check(run)
     with pytest.raises(ValueError, match=r"trainer\.task=warmup"):
-        validate(replace(run, **changes))
+        check(replace(run, **changes))
+
+
+def check(run: RunConfig) -> None:
+    validate(run)
+    check_run(run)
 
 
 class Fake:
-    """A policy, a generator and a progress line that write down what they are asked."""
+    """A policy, its head, a generator and a progress line that write down what they are asked."""
 
     def __init__(self) -> None:
         self.drawn: list[tuple[int, list[int]]] = []
@@ -56,7 +62,7 @@ class Fake:
         self.taught: list[bool] = []
         self.started: list[int] = []
         self.version = 0
-        self.architecture = SimpleNamespace(hidden_size=8)
+        self.hidden_size = 8
 
     def rollouts(self, prompts: list[Prompt], *, step: int, epoch: int, version: int) -> Any:
         assert (epoch, version) == (1, 0)
@@ -68,19 +74,19 @@ class Fake:
         ]
         return SimpleNamespace(rollouts=rows)
 
-    def start_head(self, rows: list[Row]) -> None:
+    def start(self, rows: list[Row]) -> None:
         self.started.append(len(rows))
 
-    def head_states(self, rows: list[Row]) -> dict[int, torch.Tensor]:
+    def states(self, rows: list[Row]) -> dict[int, torch.Tensor]:
         self.forwarded += 1
         return {}
 
-    def train_head(self, rows: list[Row], *, states: Any, lr: float) -> dict[str, float]:
+    def train(self, rows: list[Row], *, states: Any, lr: float) -> dict[str, float]:
         assert [len(row.token_ids) for row in rows] == [3] * 4
         self.taught.append(states is not None)
         return {"draft/loss": lr}
 
-    def head_agreement(self, rows: list[Row]) -> dict[str, float]:
+    def agreement(self, rows: list[Row]) -> dict[str, float]:
         return {"draft/agreement_pos_0": 0.5}
 
     def phase(self, *_: Any) -> None:
@@ -93,8 +99,9 @@ def lessons(fake: Fake, first: int = 0) -> tuple[Lessons, list[StepPlan]]:
     parts: Any = SimpleNamespace(
         run=RUN, policy=fake, generator=fake, progress=fake, prompts=prompts, validation=prompts[:2]
     )
-    plans = plan_warm_up(RUN, len(prompts))
-    found = Lessons(parts)
+    plans = plan_steps(RUN, len(prompts))
+    head: Any = fake
+    found = Lessons(parts, head)
     found.draw(plans)
     return found, plans[first:]
 

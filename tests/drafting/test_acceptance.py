@@ -3,8 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nemo_specrl.rollout.engine import SpecCounters
-from nemo_specrl.training.acceptance import MIN_DRAFTS, AcceptanceFloor, acceptance_by_reward
+from nemo_specrl.contracts.engine import SpecCounters
+from nemo_specrl.contracts.sample import RewardResult, Sample
+from nemo_specrl.drafting.acceptance import MIN_DRAFTS, AcceptanceFloor, acceptance_by_reward
+from nemo_specrl.types import Prompt, Rollout
 
 
 def counters(accepted: int, drafts: int = 100) -> SpecCounters:
@@ -41,17 +43,22 @@ def test_drafts_that_were_never_accepted_have_no_positions() -> None:
     assert AcceptanceFloor(0.1, patience=1).verdict(SpecCounters(50, 100, 0)).status == "fail"
 
 
+def sample(spec: SpecCounters | None, reward: RewardResult) -> Sample:
+    ids = np.array([1], np.int32)
+    rollout = Rollout("p", 0, ids, ids, np.zeros(1, np.float32), ids, "stop")
+    return Sample(Prompt(ids, "", ""), rollout, spec=spec, reward=reward)
+
+
 def test_acceptance_is_split_by_reward_over_counted_and_valid_rollouts() -> None:
-    rows = [
+    counted = [
         SpecCounters(4, 8, 6, (4, 2)),
         SpecCounters(5, 10, 1, (1,)),
         None,
         SpecCounters(2, 4, 3),
         SpecCounters(9, 9, 9),
     ]
-    values = np.array([1.0, 0.0, 1.0, 0.5, 1.0])
-    valid = np.array([True, True, True, True, False])
-    assert acceptance_by_reward(rows, values, valid) == {
+    rewards = [RewardResult(1.0), RewardResult(0.0), RewardResult(1.0), RewardResult(0.5), RewardResult.failed("x")]
+    assert acceptance_by_reward([sample(*pair) for pair in zip(counted, rewards, strict=True)]) == {
         "spec/drafts_rewarded": 6,
         "spec/drafted_rewarded": 12,
         "spec/accepted_rewarded": 9,
@@ -59,4 +66,4 @@ def test_acceptance_is_split_by_reward_over_counted_and_valid_rollouts() -> None
         "spec/drafted_unrewarded": 10,
         "spec/accepted_unrewarded": 1,
     }
-    assert acceptance_by_reward([None] * 5, values, valid) == {}
+    assert acceptance_by_reward([sample(None, reward) for reward in rewards]) == {}
