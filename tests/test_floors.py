@@ -15,7 +15,8 @@ FLOORS: list[set[str]] = [
     {"training", "reporting", "cluster", "nemo_rl"},
     {"rollout"},
     {"drafting"},
-    {"policy", "algorithms", "rewards", "data", "models", "tracking"},
+    {"policy", "algorithms", "rewards", "data", "tracking"},
+    {"models"},
     {"speculation"},
     {"contracts"},
     {"config", "types"},
@@ -24,7 +25,6 @@ FLOORS: list[set[str]] = [
 SIDEWAYS = {
     ("cluster", "training"): {"signals"},  # the exit code that the batch shell looks for
     ("training", "reporting"): None,
-    ("data", "models"): None,
     ("nemo_rl", "tracking"): None,
 }
 """Imports within a floor that are meant, and which modules they may take; None = any."""

@@ -1,13 +1,14 @@
-"""Advantages, losses and training rows: pure functions of numbers."""
+"""Algorithms: advantages, losses and training rows; pure functions of numbers. config/algorithm.py lists them."""
 
-from nemo_specrl.algorithms.advantages import group_advantages, has_signal
-from nemo_specrl.algorithms.loss import policy_loss
-from nemo_specrl.algorithms.rows import build_rows, split_groups
+from __future__ import annotations
 
-__all__ = [
-    "build_rows",
-    "group_advantages",
-    "has_signal",
-    "policy_loss",
-    "split_groups",
-]
+from nemo_specrl.config.algorithm import ALGORITHMS, AlgorithmConfig
+from nemo_specrl.config.registry import resolve
+from nemo_specrl.contracts.algorithm import Algorithm
+
+
+def make_algorithm(config: AlgorithmConfig, correction: str = "none") -> Algorithm:
+    """The configured algorithm; `correction`: reuse.correction. ValueError for an unknown name."""
+    targets = {name: facts.target for name, facts in ALGORITHMS.items()}
+    algorithm: Algorithm = resolve(targets, config.name, "algorithm.name")(config, correction)
+    return algorithm

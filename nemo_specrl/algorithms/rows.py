@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from nemo_specrl.algorithms.advantages import group_advantages, has_signal
+from nemo_specrl.algorithms.advantages import group_advantages
 from nemo_specrl.config.algorithm import AlgorithmConfig
 from nemo_specrl.contracts.rows import TrainRow
 from nemo_specrl.contracts.sample import Sample
 from nemo_specrl.speculation.prefix_reuse import behaviour_logprobs
 
 
-def build_rows(config: AlgorithmConfig, samples: Sequence[Sample], *, correction: str = "none") -> list[TrainRow]:
+def build_rows(
+    config: AlgorithmConfig,
+    samples: Sequence[Sample],
+    *,
+    admit: Callable[[Sequence[Sample]], bool] = lambda group: True,
+    correction: str = "none",
+) -> list[TrainRow]:
     """One row for each sample that the loss has a use for, in their order; whole groups only.
 
     `correction`: reuse.correction, what the loss is told that the tokens were drawn from. Left out: rollouts that could
-    not be scored, empty ones, with `overlong_masking` those that hit the length limit, with `dynamic_sampling` those of
-    groups with equal rewards. The list may be empty: then there is nothing to learn, and the update must be skipped.
+    not be scored, empty ones, with `overlong_masking` those that hit the length limit, those of groups not
+    admitted. The list may be empty: then there is nothing to learn, and the update must be skipped.
     """
     groups = [sample.rollout.prompt_key for sample in samples]
     rewards = [sample.score.value for sample in samples]
-    keep = np.array([sample.score.valid for sample in samples], dtype=np.bool_)
-    advantages = group_advantages(rewards, keep, groups, config.normalize_std)
-    if config.dynamic_sampling:
-        keep &= has_signal(rewards, keep, groups)
+    valid = [sample.score.valid for sample in samples]
+    advantages = group_advantages(rewards, valid, groups, config.normalize_std)
+    admitted = {key for key, group in by_prompt(samples).items() if admit(group)}
     rows = []
-    for sample, kept, advantage in zip(samples, keep, advantages, strict=True):
+    for sample, advantage in zip(samples, advantages, strict=True):
         rollout = sample.rollout
+        kept = sample.score.valid and rollout.prompt_key in admitted
         cut = config.overlong_masking and rollout.finish_reason == "length"
         if not kept or cut or rollout.length == 0:
             continue
@@ -50,14 +56,19 @@ def build_rows(config: AlgorithmConfig, samples: Sequence[Sample], *, correction
     return rows
 
 
+def by_prompt(samples: Sequence[Sample]) -> dict[str, list[Sample]]:
+    """The samples of each prompt, in order of first appearance."""
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.rollout.prompt_key, []).append(sample)
+    return groups
+
+
 def split_groups(samples: Sequence[Sample], n: int) -> list[list[Sample]]:
     """The samples of each of n mini-batches of whole groups, as even as can be, groups in order of first appearance;
     fewer batches where there are fewer groups. Advantages are per group, so building rows batch by batch gives the same
     rows."""
     assert n > 0
-    groups: dict[str, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.rollout.prompt_key, []).append(sample)
-    members = list(groups.values())
+    members = list(by_prompt(samples).values())
     parts = np.array_split(np.arange(len(members)), min(n, len(members))) if members else []
     return [[sample for group in part for sample in members[group]] for part in parts]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nemo_specrl.config.bounds import bounded
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -23,11 +25,11 @@ class DataConfig:
     """Wraps a text prompt; must contain {prompt}."""
     enable_thinking: bool | None = None
     """Passed to chat templates that know it (Qwen3); null = the template's default."""
-    max_prompt_tokens: int = 1024
+    max_prompt_tokens: int = bounded(1024, at_least=1)
     """A longer prompt is an error that names the row, unless `drop_long_prompts`."""
     drop_long_prompts: bool = False
     """Leave over-long prompts out (their number is logged) in place of refusing them."""
-    limit: int | None = None
+    limit: int | None = bounded(None, at_least=1)
     """Use only the first so many rows; null = all."""
     shuffle: bool = True
     """Shuffle the prompts anew in every epoch, by the run's seed. Reuse does not need a fixed order."""
@@ -37,7 +39,7 @@ class DataConfig:
     """Arithmetic only: which of + - * appear."""
     terms: tuple[int, int] = (2, 2)
     """Arithmetic only: the fewest and the most operands."""
-    size: int = 512
+    size: int = bounded(512, at_least=1)
     """Arithmetic only: number of distinct prompts."""
     seed: int = 0
     """Arithmetic only: the seed that draws the problems (independent of the run's seed)."""

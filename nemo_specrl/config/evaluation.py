@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nemo_specrl.config.bounds import bounded
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
     """`nemo-specrl eval`: all prompts of `data`, under `sampling`."""
 
-    samples: int = 4
+    samples: int = bounded(4, at_least=1)
     """Responses per prompt."""

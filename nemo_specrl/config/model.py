@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nemo_specrl.config.bounds import bounded
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -16,5 +18,5 @@ class ModelConfig:
     """Hub revision; null = the default branch. Ignored for folders."""
     tokenizer: str | None = None
     """Another folder or hub name for the tokenizer; null = the model's own."""
-    max_length: int = 2048
+    max_length: int = bounded(2048, at_least=2)
     """Context length in tokens, prompt and response together."""

@@ -7,9 +7,9 @@ import dataclasses
 import inspect
 import textwrap
 
+from nemo_specrl.config.bounds import bound_of
 from nemo_specrl.config.compose import groups, schema_keys
 from nemo_specrl.config.run import RunConfig
-from nemo_specrl.config.validate import CHOICES
 
 HEADER = """\
 # Configuration reference
@@ -67,8 +67,11 @@ def reference() -> str:
                 "|---|---|---|---|",
             ]
         meaning = field_docs(cls)[item.name]
-        if key in CHOICES:
-            meaning += f" One of {', '.join(f'`{choice}`' for choice in CHOICES[key])}."
+        bound = bound_of(item)
+        if bound is not None and bound.choices:
+            meaning += f" One of {', '.join(f'`{choice}`' for choice in bound.choices)}."
+        elif bound is not None:
+            meaning += f" Must {bound.describe()}."
         cells = [f"`{key}`", f"`{item.type}`", f"`{default_text(item)}`", meaning]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nemo_specrl.config import bounds
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.contracts.companion import Companion, Lesson
 from nemo_specrl.contracts.drafter import Drafter
@@ -54,6 +55,7 @@ class BaseDrafter:
     def check(self) -> None:
         """See `Drafter.check`."""
         config, extra = self.config, self.config.speculative_config
+        bounds.check(config, "drafter")
         if not self.follows and not config.frozen:
             raise ValueError(
                 f"drafter={self.name} has weights of its own, which no weight update reaches: the policy moves away "

@@ -13,12 +13,14 @@ reach 1e-12; the verifier hands over [t] in float64 and [t, K] in float32, the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nemo_specrl.config.registry import resolve
+from nemo_specrl.config.rules import RULES, RuleFacts
 
 Probs: TypeAlias = NDArray[np.floating[Any]]
 Ids: TypeAlias = NDArray[np.integer]
@@ -76,18 +78,35 @@ class Law:
 class Rule:
     """A chain rule: draft tokens are tested in order and the first failure ends the draft.
 
-    A subclass states its law, whether that is the policy's (`exact`) and whether it needs S (`needs_topk`)."""
+    A subclass states its law; whether that is the policy's and what it needs says its line in config/rules.py."""
 
-    exact: ClassVar[bool]
-    needs_topk: ClassVar[bool] = False
+    facts: ClassVar[RuleFacts]
     reads_topk: ClassVar[bool] = False
     """Whether `test` or `law` read S at every position, where it is stored. False: only `residual` reads it, at the
     one position where the draft ends."""
-    verifies: ClassVar[bool] = True
-    """False: the rule never looks at p; see `cut`."""
     longest: ClassVar[bool] = False
     """False: test i passes = token i is kept, and the first failure ends the draft. True: test i passes = the first
     i tokens may be kept, and the last pass counts."""
+
+    @classmethod
+    def make(cls, log_lenience: float) -> Rule:
+        """The rule at lenience e^log_lenience, where it takes one."""
+        return cls()
+
+    @property
+    def exact(self) -> bool:
+        """See `RuleFacts`."""
+        return self.facts.exact
+
+    @property
+    def needs_topk(self) -> bool:
+        """See `RuleFacts`."""
+        return self.facts.needs_topk
+
+    @property
+    def verifies(self) -> bool:
+        """See `RuleFacts`; False: see `cut`."""
+        return self.facts.verifies
 
     def weights(self, e: Evidence, before: float = 1.0) -> Probs:
         """[t + 1] weight of the draft before each position and after the last; 1 for chain rules."""
@@ -123,10 +142,15 @@ class Lenient(Rule):
     is replaced by its one-sample estimate a = min(1, ell * p(y)/q(y)): mu(y) ~ a*q(y) + (1 - a)*p(y), so that a
     token that was forgiven keeps the q that it was forgiven against, and lenience does not compound."""
 
+    facts: ClassVar[RuleFacts] = RULES["lenient"]
     lenience: float = 1.0
     """ell, positive."""
-    exact: ClassVar[bool] = False
     reads_topk: ClassVar[bool] = True
+
+    @classmethod
+    def make(cls, log_lenience: float) -> Lenient:
+        """ell = e^log_lenience."""
+        return cls(math.exp(log_lenience))
 
     def __post_init__(self) -> None:
         if not self.lenience > 0:
@@ -156,8 +180,7 @@ class Exact(Rule):
     """Speculative sampling (Leviathan et al. 2023; Chen et al. 2023): accept with min(1, p/q), else draw from
     norm(p - min(p, q)). Law: p, for a draft independent of the target and fresh u. Mean acceptance 1 - TV(p, q)."""
 
-    exact: ClassVar[bool] = True
-    needs_topk: ClassVar[bool] = True
+    facts: ClassVar[RuleFacts] = RULES["exact"]
 
     def test(self, e: Evidence, weights: Probs) -> Probs:
         return ratio(e.p, e.q)
@@ -170,7 +193,7 @@ class Exact(Rule):
 class OneHot(Rule):
     """Accept with p(y), else draw from p without y. Law: p, for any draft however chosen. Mean acceptance sum p*q."""
 
-    exact: ClassVar[bool] = True
+    facts: ClassVar[RuleFacts] = RULES["one_hot"]
 
     def test(self, e: Evidence, weights: Probs) -> Probs:
         return e.p.copy()
@@ -191,8 +214,7 @@ class Block(Rule):
     probability r / (r + 1 - w); the whole draft with w. Past the end of a sequence p = q, so the end-of-sequence
     token closes the block."""
 
-    exact: ClassVar[bool] = True
-    needs_topk: ClassVar[bool] = True
+    facts: ClassVar[RuleFacts] = RULES["block"]
     reads_topk: ClassVar[bool] = True
     longest: ClassVar[bool] = True
 
@@ -225,8 +247,7 @@ class Block(Rule):
 class Full(Rule):
     """SPEC-RL's ablation `full reuse` (ell = inf): everything is kept, its law is the old one. Not exact."""
 
-    exact: ClassVar[bool] = False
-    verifies: ClassVar[bool] = False
+    facts: ClassVar[RuleFacts] = RULES["full"]
 
     def cut(self, length: int, u: float) -> int:
         return length
@@ -236,29 +257,17 @@ class Full(Rule):
 class Random(Rule):
     """SPEC-RL's ablation `random reuse`: cut at a uniform position. Kept tokens have their old law. Not exact."""
 
-    exact: ClassVar[bool] = False
-    verifies: ClassVar[bool] = False
+    facts: ClassVar[RuleFacts] = RULES["random"]
 
     def cut(self, length: int, u: float) -> int:
         return int(u * (length + 1))
 
 
-RULES: dict[str, Callable[[float], Rule]] = {
-    "lenient": lambda log_lenience: Lenient(math.exp(log_lenience)),
-    "exact": lambda _: Exact(),
-    "one_hot": lambda _: OneHot(),
-    "block": lambda _: Block(),
-    "full": lambda _: Full(),
-    "random": lambda _: Random(),
-}
-"""name -> rule, given log(ell)."""
-
-
 def make_rule(name: str, log_lenience: float = 0.0) -> Rule:
     """The named rule; `log_lenience` is read by `lenient` only. ValueError for an unknown name."""
-    if name not in RULES:
-        raise ValueError(f"unknown reuse.rule {name!r}; choose one of {', '.join(['off', *RULES])}")
-    return RULES[name](log_lenience)
+    targets = {rule: facts.target for rule, facts in RULES.items() if facts.target}
+    rule: Rule = resolve(targets, name, "reuse.rule").make(log_lenience)
+    return rule
 
 
 def draw(weights: Probs, u: float) -> int:

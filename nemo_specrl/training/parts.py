@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nemo_specrl.algorithms import make_algorithm
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.contracts.algorithm import Algorithm
 from nemo_specrl.contracts.drafter import Drafter
 from nemo_specrl.contracts.engine import Engine
 from nemo_specrl.contracts.policy import Policy
@@ -51,6 +53,7 @@ class Parts:
     drafter: Drafter
     generator: RolloutGenerator
     gate: Gate
+    algorithm: Algorithm
     reward: Scorer | None
     tracker: Tracker | None
     ending: Ending
@@ -148,6 +151,7 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         yield Parts(
             run=run, folder=folder, model=model, model_digest=digest, tokenizer=tokenizer, prompts=prompts,
             validation=validation, policy=policy, engine=engine, drafter=drafter, generator=generator, gate=gate,
+            algorithm=make_algorithm(run.algorithm, run.reuse.correction),
             reward=reward, tracker=tracker, ending=ending, progress=progress,
         )  # fmt: skip
         sampling.close()

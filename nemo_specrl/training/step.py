@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nemo_specrl.algorithms import build_rows, policy_loss, split_groups
-from nemo_specrl.config.algorithm import AlgorithmConfig
+from nemo_specrl.algorithms.rows import split_groups
+from nemo_specrl.contracts.algorithm import Algorithm
 from nemo_specrl.contracts.drafter import Drafter
 from nemo_specrl.contracts.policy import Policy
 from nemo_specrl.contracts.rows import Row
@@ -77,7 +77,9 @@ def run_step(parts: Parts, plan: StepPlan) -> StepResult:
             if run.algorithm.kl_coef > 0:
                 samples = with_reference_logprobs(policy, samples)
             drafter.start([sample.rollout for sample in samples])
-            trained = update(policy, run.algorithm, samples, drafter, correction=run.reuse.correction, step=plan.step)
+            trained = update(
+                policy, parts.algorithm, samples, drafter, mini_batches=run.algorithm.updates_per_step, step=plan.step
+            )
         rollouts = [sample.rollout for sample in samples]
         if is_main():
             if parts.remembers:
@@ -139,16 +141,16 @@ def with_reference_logprobs(policy: Policy, samples: Sequence[Sample]) -> list[S
 
 
 def update(
-    policy: Policy, config: AlgorithmConfig, samples: Sequence[Sample], drafter: Drafter, *, correction: str, step: int
+    policy: Policy, algorithm: Algorithm, samples: Sequence[Sample], drafter: Drafter, *, mini_batches: int, step: int
 ) -> dict[str, float]:
-    """`updates_per_step` optimizer updates on mini-batches of whole groups, and of what the drafter learns by; the mean
+    """An optimizer update on each of so many mini-batches of whole groups, and of what the drafter learns by; the mean
     of their metrics."""
-    loss = policy_loss(config)
+    loss = algorithm.loss()
     results = []
-    for batch in split_groups(samples, config.updates_per_step):
-        rows = build_rows(config, batch, correction=correction)
+    for batch in split_groups(samples, mini_batches):
+        rows = algorithm.rows(batch)
         lessons = drafter.lessons(len(rows), step)
-        results.append(policy.update(rows, loss, loss_level=config.loss_level, lessons=lessons))
+        results.append(policy.update(rows, loss, loss_level=algorithm.loss_level, lessons=lessons))
     names = set().union(*results)
     return {name: float(np.mean([r[name] for r in results if name in r])) for name in sorted(names)}
 

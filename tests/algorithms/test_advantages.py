@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_specrl.algorithms import group_advantages, has_signal
+from nemo_specrl.algorithms.advantages import group_advantages, has_signal
 
 
 def test_closed_form_with_and_without_std():

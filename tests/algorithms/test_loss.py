@@ -4,7 +4,7 @@ from dataclasses import fields
 import pytest
 import torch
 
-from nemo_specrl.algorithms import policy_loss
+from nemo_specrl.algorithms.loss import policy_loss
 from nemo_specrl.config.algorithm import AlgorithmConfig
 from nemo_specrl.contracts.rows import LossBatch
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from nemo_specrl.algorithms import build_rows, split_groups
+from nemo_specrl.algorithms import make_algorithm
+from nemo_specrl.algorithms.rows import build_rows, split_groups
 from nemo_specrl.config.algorithm import AlgorithmConfig
 from nemo_specrl.contracts.sample import RewardResult, Sample
 from nemo_specrl.types import Prompt, Rollout
@@ -36,7 +37,7 @@ def samples_of(rollouts, rewards, valid=None, reference=None):
 
 
 def rows_of(config, rollouts, rewards, valid=None):
-    return build_rows(config, samples_of(rollouts, rewards, valid))
+    return make_algorithm(config).rows(samples_of(rollouts, rewards, valid))
 
 
 def test_a_row_carries_its_rollout_and_its_advantage():

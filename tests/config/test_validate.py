@@ -3,18 +3,19 @@
 import pytest
 
 from nemo_specrl.config.compose import compose
-from nemo_specrl.config.validate import CHOICES, log_lenience, lossy_stamp
+from nemo_specrl.config.rules import RULES
+from nemo_specrl.config.validate import log_lenience, lossy_stamp
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["sampling.temperature=0"], "temperature=0.0: must be positive"),
-        (["sampling.temperature=nan"], "must be positive"),
-        (["sampling.top_p=1.5"], r"must be in \(0, 1\]"),
+        (["sampling.temperature=nan"], "must be a finite number"),
+        (["sampling.top_p=1.5"], r"must lie in \(0, 1\]"),
         (["sampling.max_new_tokens=512", "model.max_length=512"], "no room for a prompt"),
         (["reuse=exact", "reuse.log_lenience=0.3"], "for reuse.rule=lenient only"),
-        (["reuse=lenient", "reuse.log_lenience=-0.3"], "must be 0"),
+        (["reuse=lenient", "reuse.log_lenience=-0.3"], "must be at least 0"),
         (["reuse=exact", "reuse.correction=behaviour"], "needs none"),
         (["reuse=exact", "reuse.verifier=engine"], "use reuse.verifier=policy"),
         (["reuse=lenient", "reuse.verifier=engine", "sampling.temperature=0.7"], "temperature 1"),
@@ -32,12 +33,12 @@ from nemo_specrl.config.validate import CHOICES, log_lenience, lossy_stamp
         (["reuse.rule=lenientt"], "must be one of"),
         (["engine.gpu_memory_utilization=0"], "gpu_memory_utilization"),
         (["reward.timeout_s=0"], "timeout_s=0.0: must be positive"),
-        (["reward.max_error_fraction=2"], "between 0 and 1"),
-        (["drafter.min_probability=-0.1"], "between 0 and 1"),
+        (["reward.max_error_fraction=2"], r"must lie in \[0, 1\]"),
+        (["drafter.min_probability=-0.1"], r"must lie in \[0, 1\]"),
         (["policy.betas=[0.9,1]"], r"each must lie in \[0, 1\)"),
         (["policy.lr=nan"], "policy.lr=nan: must be a finite number"),
         (["drafter.head.lr=inf"], "drafter.head.lr=inf: must be a finite number"),
-        (["data.limit=0"], "null for all rows"),
+        (["data.limit=0"], "at least 1"),
         (["name=''"], "name is empty"),
         (["output_dir=' '"], "output_dir is empty"),
         (["trainer.val_prompts=-1"], "at least 0"),
@@ -72,5 +73,5 @@ def test_default_lenience_is_the_papers(algorithm: str, expected: float) -> None
 
 
 def test_only_biased_settings_are_stamped() -> None:
-    stamps = {rule: lossy_stamp(compose([f"reuse={rule}"])) for rule in CHOICES["reuse.rule"]}
+    stamps = {rule: lossy_stamp(compose([f"reuse={rule}"])) for rule in RULES}
     assert {rule for rule, stamp in stamps.items() if stamp} == {"lenient", "full", "random"}

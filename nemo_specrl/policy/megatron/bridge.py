@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from nemo_specrl.policy.megatron.architecture import Architecture
+from nemo_specrl.models.architecture import Architecture
 from nemo_specrl.policy.megatron.parallel import ParallelLayout
 from nemo_specrl.policy.megatron.weights import Checkpoint, OwnMapping, mark_split, parameters_by_slot, slots
 

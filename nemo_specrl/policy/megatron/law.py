@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nemo_specrl.config import bounds
 from nemo_specrl.config.engine import SamplingConfig
 
 _SLICE = 1 << 22
@@ -36,12 +37,7 @@ class Law:
     @classmethod
     def of(cls, sampling: SamplingConfig, vocab_size: int, tp: int = 1, tp_rank: int = 0, group: Any = None) -> Law:
         """Raises ValueError when the sampling options are no law."""
-        if not sampling.temperature > 0:
-            raise ValueError(f"sampling.temperature={sampling.temperature} must be positive: rollouts are sampled")
-        if not 0 < sampling.top_p <= 1:
-            raise ValueError(f"sampling.top_p={sampling.top_p} must lie in (0, 1]")
-        if sampling.top_k < 0:
-            raise ValueError(f"sampling.top_k={sampling.top_k} must not be negative; 0 keeps all tokens")
+        bounds.check(sampling, "sampling")
         return cls(vocab_size, sampling.temperature, sampling.top_p, sampling.top_k, tp, tp_rank, group)
 
     @property

@@ -18,10 +18,11 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from nemo_specrl.config.policy import PolicyConfig
-from nemo_specrl.policy.megatron.architecture import Architecture, inverse_frequencies
+from nemo_specrl.models.architecture import Architecture
 from nemo_specrl.policy.megatron.attention import FusedCausalAttention
 from nemo_specrl.policy.megatron.cpu import fast_bf16
 from nemo_specrl.policy.megatron.parallel import ParallelLayout
+from nemo_specrl.policy.megatron.rotary import inverse_frequencies
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -18,12 +18,13 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 
+from nemo_specrl.config import bounds
 from nemo_specrl.config.engine import SamplingConfig
 from nemo_specrl.config.policy import PolicyConfig
 from nemo_specrl.contracts.companion import Companion, Lesson, Ride
 from nemo_specrl.contracts.rows import LossFn, Reducer, Row, Scores, TrainRow
+from nemo_specrl.models.architecture import read_architecture
 from nemo_specrl.policy.megatron import batching, state
-from nemo_specrl.policy.megatron.architecture import read_architecture
 from nemo_specrl.policy.megatron.batching import MicroBatch
 from nemo_specrl.policy.megatron.bridge import hf_mapping
 from nemo_specrl.policy.megatron.forward import POSITIONS, at_responses, run_pipeline, score_positions, up_to
@@ -54,8 +55,7 @@ class MegatronPolicy:
         """`model`: a local Hugging Face folder. `total_updates`: the run's length, for schedules that decay.
 
         Raises ValueError for a folder, layout or setting that cannot work, before anything is built."""
-        if config.dtype not in DTYPES:
-            raise ValueError(f"policy.dtype={config.dtype!r} is unknown; known are {', '.join(DTYPES)}")
+        bounds.check(config, "policy")
         folder = self.folder = Path(model)
         """The model's folder."""
         self.config = config

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from nemo_specrl.policy.megatron.architecture import Architecture
+from nemo_specrl.models.architecture import Architecture
 from nemo_specrl.policy.megatron.parallel import ParallelLayout
 
 MANIFEST = "policy.json"

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
-from nemo_specrl.policy.megatron.architecture import Architecture
+from nemo_specrl.models.architecture import Architecture
 from nemo_specrl.policy.megatron.parallel import ParallelLayout
 
 Shape = tuple[int, ...]

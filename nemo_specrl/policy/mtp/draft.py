@@ -27,8 +27,8 @@ from nemo_specrl.config.head import HeadConfig
 from nemo_specrl.config.policy import PolicyConfig
 from nemo_specrl.contracts.companion import Forward
 from nemo_specrl.contracts.rows import Tokens
+from nemo_specrl.models.architecture import Architecture
 from nemo_specrl.policy.megatron import batching
-from nemo_specrl.policy.megatron.architecture import Architecture
 from nemo_specrl.policy.megatron.law import Law
 from nemo_specrl.policy.megatron.model import DTYPES, PolicyModel
 from nemo_specrl.policy.megatron.optimizer import MasterAdamW

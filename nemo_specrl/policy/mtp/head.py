@@ -18,9 +18,10 @@ from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from nemo_specrl.config.policy import PolicyConfig
-from nemo_specrl.policy.megatron.architecture import Architecture, inverse_frequencies
+from nemo_specrl.models.architecture import Architecture
 from nemo_specrl.policy.megatron.model import compute_dtype, transformer_config
 from nemo_specrl.policy.megatron.parallel import ParallelLayout
+from nemo_specrl.policy.megatron.rotary import inverse_frequencies
 from nemo_specrl.policy.mtp.attention import RecurrentAttention
 
 

@@ -1,7 +1,5 @@
-"""The head's weights: MiMo's names, from nothing, from the model's own folder or from a head's folder, and back.
-
-A head's folder is the model's config.json with `num_nextn_predict_layers: 1`, and model.safetensors.
-"""
+"""The head's weights (models/head_layout.py): from nothing, from the model's own folder or from a head's folder, and
+back."""
 
 from __future__ import annotations
 
@@ -13,12 +11,10 @@ from typing import Any
 
 import torch
 
-from nemo_specrl.policy.megatron.architecture import Architecture
+from nemo_specrl.models.architecture import Architecture
+from nemo_specrl.models.head_layout import COUNT, LAYER, NORMS, PREFIX, PROJECTION, own_tensors
 from nemo_specrl.policy.megatron.weights import Checkpoint, Slot, layer_slots, slots
 
-PREFIX = "model.mtp_layers."
-_NAME = f"{PREFIX}0."
-_COUNT = "num_nextn_predict_layers"
 _MUST_AGREE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "rms_norm_eps", "hidden_act")
 """Keys of config.json that tensor shapes don't tell."""
 log = logging.getLogger(__name__)
@@ -27,12 +23,13 @@ log = logging.getLogger(__name__)
 def head_slots(architecture: Architecture, pp: int) -> list[Slot]:
     """Every parameter of the head, in the order that all ranks walk them."""
     h, stage = architecture.hidden_size, pp - 1
+    shapes = own_tensors(h)
     norms = [
-        Slot(f"{name}.weight", ((f"{_NAME}{name}.weight", (h,)),), stage)
-        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm")
+        Slot(f"{name}.weight", ((f"{LAYER}{name}.weight", shapes[f"{LAYER}{name}.weight"]),), stage) for name in NORMS
     ]
-    project = Slot("input_proj.weight", ((f"{_NAME}input_proj.weight", (h, 2 * h)),), stage, 0)
-    return [*norms, project, *layer_slots(architecture, "layer.", _NAME, stage)]
+    projection = f"{LAYER}{PROJECTION}.weight"
+    project = Slot(f"{PROJECTION}.weight", ((projection, shapes[projection]),), stage, 0)
+    return [*norms, project, *layer_slots(architecture, "layer.", LAYER, stage)]
 
 
 def reader(source: str, folder: Path, architecture: Architecture) -> Callable[[str], torch.Tensor]:
@@ -55,7 +52,7 @@ def reader(source: str, folder: Path, architecture: Architecture) -> Callable[[s
         )
     if promised > len(found):
         raise ValueError(
-            f"{where}: config.json promises {promised} draft heads ({_COUNT}), but the weights hold {len(found)}: "
+            f"{where}: config.json promises {promised} draft heads ({COUNT}), but the weights hold {len(found)}: "
             "the folder is incomplete"
         )
     _check_config(where, folder)
@@ -70,7 +67,7 @@ def write_head(tensors: Iterable[tuple[str, torch.Tensor]], model: Path, folder:
 
     folder.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, _COUNT: 1}, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps({**config, COUNT: 1}, indent=2) + "\n")
     save_file({n: t.cpu().contiguous().clone() for n, t in tensors}, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -100,7 +97,7 @@ def _check_config(head: Path, model: Path) -> None:
 def _promised(folder: Path) -> int:
     path = folder / "config.json"
     try:
-        return int(json.loads(path.read_text()).get(_COUNT) or 0)
+        return int(json.loads(path.read_text()).get(COUNT) or 0)
     except FileNotFoundError:
         raise ValueError(
             f"drafter.head.source: {path} is missing; give scratch, native or a folder that a warm-up wrote"
@@ -115,10 +112,10 @@ def _scratch(trunk: Checkpoint, architecture: Architecture) -> Callable[[str], t
     last, h = f"model.layers.{architecture.num_layers - 1}.", architecture.hidden_size
 
     def read(name: str) -> torch.Tensor:
-        name = name.removeprefix(_NAME)
+        name = name.removeprefix(LAYER)
         if name in ("token_layernorm.weight", "hidden_layernorm.weight"):
             return torch.ones(h)
-        if name == "input_proj.weight":
+        if name == f"{PROJECTION}.weight":
             return torch.cat([torch.eye(h), torch.eye(h)], dim=1)
         return trunk.read("model.norm.weight" if name == "final_layernorm.weight" else last + name)
 

@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from nemo_specrl.models.head_layout import COUNT, LAYER, PREFIX, own_tensors
+
 if TYPE_CHECKING:
     import torch
 
-HEAD_PREFIX = "model.mtp_layers."
-"""What the names of a head's tensors begin with; layer 0 is the only one (it is applied to its own output)."""
 TRUNKS = {"llama": "SpecrlLlamaForCausalLM", "qwen2": "SpecrlQwen2ForCausalLM", "qwen3": "SpecrlQwen3ForCausalLM"}
 """model_type -> our trunk class for the eagle layout."""
 DRAFT_CLASS = "EagleSpecrlForCausalLM"
 _QKV = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
-_NORMS = ("token_layernorm", "hidden_layernorm", "final_layernorm")
 
 
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -110,12 +109,12 @@ def build(model: Path, head: Path, out: Path, *, layout: str | None = None) -> S
             of_one["layer_types"] = ["full_attention"]
         _link(head, draft, config | of_one)
         return Served(trunk, {"method": "eagle", "model": str(draft)})
-    mimo = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    mimo = {"architectures": ["MiMoForCausalLM"], COUNT: 1}
     if config["model_type"] == "llama":
         # What a Qwen2 has besides: no sliding window, and biases.
         mimo |= {"model_type": "qwen2", "use_sliding_window": False}
     _link(model, out, config | mimo)
-    if not any(name.startswith(HEAD_PREFIX) for name in shapes(model)):
+    if not any(name.startswith(PREFIX) for name in shapes(model)):
         for file in head.glob("*.safetensors"):
             (out / f"mtp-head-{file.name}").symlink_to(file.resolve())
     zero_biases = config["model_type"] == "llama"
@@ -127,9 +126,9 @@ def build(model: Path, head: Path, out: Path, *, layout: str | None = None) -> S
 def check_head(trunk: Shapes, head: Shapes, config: Mapping[str, Any]) -> None:
     """ValueError unless the head has exactly the tensors, with the shapes, that a head of this trunk has."""
     width = int(config["hidden_size"])
-    first, layer = HEAD_PREFIX + "0.", "model.layers.0."
-    want = {first + n.removeprefix(layer): s for n, s in trunk.items() if n.startswith(layer) and "rotary" not in n}
-    want |= {f"{first}{norm}.weight": (width,) for norm in _NORMS} | {first + "input_proj.weight": (width, 2 * width)}
+    layer = "model.layers.0."
+    want = {LAYER + n.removeprefix(layer): s for n, s in trunk.items() if n.startswith(layer) and "rotary" not in n}
+    want |= own_tensors(width)
     for name in sorted(want.keys() | head.keys()):
         if want.get(name) != head.get(name):
             raise ValueError(

@@ -15,9 +15,10 @@ import numpy as np
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.contracts.drafter import Drafter
 from nemo_specrl.contracts.engine import Completion, GenerationRequest, LogprobError, SpecCounters, StaleEngineError
+from nemo_specrl.models.head_layout import PREFIX
 from nemo_specrl.rollout.vllm import arguments, draft_folder, environment, limits, transfer, versions
 from nemo_specrl.rollout.vllm.channel import Child, ChildError
-from nemo_specrl.rollout.vllm.draft_folder import HEAD_PREFIX, Served
+from nemo_specrl.rollout.vllm.draft_folder import Served
 from nemo_specrl.types import FloatArray, IntArray, Rollout
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class VllmEngine:
             self._served = draft_folder.build(model_folder, head, log.parent / "served_model")
             self._expected |= draft_folder.shapes(head).keys()
         # A head inside the model's own folder is served until the first refit, and need not be the one that learns.
-        own_head = head is not None and any(n.startswith(HEAD_PREFIX) for n in draft_folder.shapes(model_folder))
+        own_head = head is not None and any(n.startswith(PREFIX) for n in draft_folder.shapes(model_folder))
         self._version: int | None = NOT_THE_POLICYS if own_head else 0
         env = environment.engine_environment(
             os.environ,
@@ -251,5 +252,5 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
 def _checkpoint_names(model_folder: Path, config: dict[str, Any]) -> set[str]:
     """Names of the checkpoint's tensors: what a complete update must bring (nothing is known of other formats). A
     native head's are not among them: the policy has none of its own."""
-    names = {name for name in draft_folder.shapes(model_folder) if not name.startswith(HEAD_PREFIX)}
+    names = {name for name in draft_folder.shapes(model_folder) if not name.startswith(PREFIX)}
     return names - {"lm_head.weight"} if config.get("tie_word_embeddings") else names

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nemo_specrl.config import bounds
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.contracts.drafter import Drafter
 
@@ -45,14 +46,7 @@ OWNED: dict[str, str] = {
 
 def check_sampling(sampling: SamplingConfig, drafter: Drafter, *, cpu: bool) -> None:
     """ValueError when the engine can't sample this law."""
-    if not sampling.temperature > 0:
-        raise ValueError(f"sampling.temperature={sampling.temperature}: must be positive; use a small one, e.g. 1e-3")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"sampling.top_p={sampling.top_p}: must be in (0, 1]; 1 = no truncation")
-    if sampling.top_k < 0:
-        raise ValueError(f"sampling.top_k={sampling.top_k}: must be >= 0; 0 = no truncation")
-    if sampling.max_new_tokens < 1:
-        raise ValueError(f"sampling.max_new_tokens={sampling.max_new_tokens}: must be at least 1")
+    bounds.check(sampling, "sampling")
     if cpu and sampling.top_k and drafter.drafts:
         raise ValueError(
             f"sampling.top_k={sampling.top_k} with drafter={drafter.name}: vLLM's CPU backend crashes on it. "
@@ -99,11 +93,7 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Any]:
 
 def check_engine(engine: EngineConfig, *, cpu: bool) -> None:
     """ValueError for engine settings that clash with ours."""
-    if engine.dtype not in ("bf16", "fp32"):
-        raise ValueError(f"engine.dtype={engine.dtype}: choose bf16 or fp32")
-    for name in ("max_num_seqs", "tensor_parallel"):
-        if getattr(engine, name) < 1:
-            raise ValueError(f"engine.{name}={getattr(engine, name)}: must be at least 1")
+    bounds.check(engine, "engine")
     for key, ours in OWNED.items():
         if key in engine.vllm_kwargs:
             raise ValueError(f"engine.vllm_kwargs.{key} can't be set there: it is decided by {ours}")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_specrl.config.drafter import DrafterConfig
+from nemo_specrl.models.head_layout import PREFIX
 from nemo_specrl.rollout.vllm import drafters, transfer
-from nemo_specrl.rollout.vllm.draft_folder import HEAD_PREFIX
 from nemo_specrl.rollout.vllm.shortlist import install, watch_rows
 from nemo_specrl.types import IntArray, Rollout
 
@@ -107,7 +107,7 @@ def without_head(
     A head is one layer, so keeping it costs little, and how the stream was cut into chunks can't matter (elsewhere a
     layer split over two chunks was loaded half)."""
     for name, tensor in weights:
-        if name.startswith(HEAD_PREFIX):
+        if name.startswith(PREFIX):
             head[name] = tensor
         else:
             yield name, tensor

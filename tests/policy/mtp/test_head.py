@@ -114,7 +114,8 @@ def test_a_folder_and_back_is_bit_exact(checkpoints: dict[str, Path], tmp_path: 
     head_of(first).train(make_rows())
     head_of(first).export(tmp_path / "head")
     stored = load_file(tmp_path / "head" / "model.safetensors")
-    found = dict(make(checkpoints[family], HeadConfig(source=str(tmp_path / "head")), config).draft_weights())
+    again = make(checkpoints[family], HeadConfig(source=str(tmp_path / "head")), config)
+    found = dict(head_of(again).weights())
     assert found.keys() == stored.keys()
     assert all(torch.equal(found[name], stored[name]) for name in stored)
     assert {t.dtype for t in found.values()} == {torch.float32 if dtype == "fp32" else torch.bfloat16}
@@ -130,7 +131,7 @@ def test_a_head_that_is_promised_and_missing(checkpoints: dict[str, Path], tmp_p
     empty = write(tmp_path / "empty", checkpoints["llama"], {"model.norm.weight": torch.ones(64)})
     with pytest.raises(ValueError, match="no model.mtp_layers.* weights.*promises 1"):
         make(checkpoints["llama"], HeadConfig(source=str(empty)))
-    make(checkpoints["qwen3"], HeadConfig()).export_head(tmp_path / "other")
+    head_of(make(checkpoints["qwen3"], HeadConfig())).export(tmp_path / "other")
     with pytest.raises(ValueError, match="made for a model with rope_parameters"):
         make(checkpoints["llama"], HeadConfig(source=str(tmp_path / "other")))
     tensors = load_file(tmp_path / "other" / "model.safetensors")
@@ -143,7 +144,7 @@ def test_a_head_that_is_promised_and_missing(checkpoints: dict[str, Path], tmp_p
 
 def test_the_native_head_of_a_model_is_found(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     source = checkpoints["qwen2"]
-    make(source, HeadConfig()).export_head(tmp_path / "head")
+    head_of(make(source, HeadConfig())).export(tmp_path / "head")
     head = load_file(tmp_path / "head" / "model.safetensors")
     model = write(tmp_path / "model", source, load_file(source / "model.safetensors") | head)
     config = json.loads((model / "config.json").read_text())

@@ -82,11 +82,11 @@ def test_families_without_a_served_head_are_refused() -> None:
 @pytest.mark.parametrize("fault", ["missing", "extra", "shape"])
 def test_a_head_of_another_model_is_refused_by_name(tmp_path: Path, fault: str) -> None:
     _, head, folder, head_folder = model_and_head("qwen2", tmp_path)
-    name = draft_folder.HEAD_PREFIX + "0.self_attn.q_proj.bias"
+    name = draft_folder.PREFIX + "0.self_attn.q_proj.bias"
     if fault == "missing":
         del head[name]
     elif fault == "extra":
-        name = draft_folder.HEAD_PREFIX + "1.input_proj.weight"
+        name = draft_folder.PREFIX + "1.input_proj.weight"
         head[name] = torch.zeros(2)
     else:
         head[name] = torch.zeros(3)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nemo_specrl.policy.megatron.architecture import read_architecture
+from nemo_specrl.models.architecture import read_architecture
 from nemo_specrl.policy.megatron.weights import Checkpoint, slots
 
 

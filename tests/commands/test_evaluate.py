@@ -8,7 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from nemo_specrl.training.evaluate import Evaluation, _by_source, _known
+from nemo_specrl.commands.evaluate import _by_source, _known
+from nemo_specrl.training.evaluate import Evaluation
 from nemo_specrl.types import Prompt
 
 
