@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from nemo_specrl.config.compose import compose
 from nemo_specrl.contracts.rows import Row
 from nemo_specrl.reporting.stats import estimate
+from nemo_specrl.training.checks import check_run
 from nemo_specrl.training.parts import Parts, build
 from nemo_specrl.training.plan import plan_steps
 from nemo_specrl.training.step import run_step
@@ -185,7 +186,10 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     args = parser.parse_intermixed_args()
     run = compose(["reuse=exact", "tracking=spool", *args.overrides], config_name=args.config_name)
-    with tempfile.TemporaryDirectory() as folder, build(run, Path(folder), resumed=False, track=False) as parts:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        build(run, check_run(run), Path(folder), resumed=False, track=False) as parts,
+    ):
         found = study(parts)
     print(f"{found['rollouts']} rollouts, {found['positions']} positions\n\n{report(found)}")
     if args.json:

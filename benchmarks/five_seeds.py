@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from nemo_specrl.config.compose import compose
 from nemo_specrl.reporting.stats import contrast, estimate
+from nemo_specrl.training.checks import check_run
 from nemo_specrl.training.parts import build
 from nemo_specrl.training.plan import plan_steps
 from nemo_specrl.training.step import run_step
@@ -39,7 +40,10 @@ Curves = dict[int, NDArray[np.float64]]
 def train(arm: str, seed: int, steps: int, overrides: list[str]) -> dict[str, list[float | None]]:
     """Metric -> its value at each step, of one training in this process."""
     run = compose([f"experiment={arm}", *SETTINGS, f"seed={seed}", f"trainer.max_steps={steps}", *overrides])
-    with tempfile.TemporaryDirectory() as folder, build(run, Path(folder), resumed=False, track=False) as parts:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        build(run, check_run(run), Path(folder), resumed=False, track=False) as parts,
+    ):
         parts.refit()
         found = [run_step(parts, plan).metrics for plan in plan_steps(run, len(parts.prompts))]
     return {key: [step.get(key) for step in found] for key in KEPT}

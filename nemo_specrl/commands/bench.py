@@ -15,11 +15,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from nemo_specrl.commands.checks import check_run
 from nemo_specrl.config.arguments import parse
 from nemo_specrl.config.compose import compose, hydra_quote, open_dict_override
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.training.bench_rollouts import rotated
+from nemo_specrl.training.checks import check_run
 from nemo_specrl.training.folder import RUN_FILE
 
 

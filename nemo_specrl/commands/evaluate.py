@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from nemo_specrl.commands.checks import check_run
 from nemo_specrl.config.arguments import compose_arguments
 from nemo_specrl.config.compose import to_run_config
+from nemo_specrl.training import checkpoint
+from nemo_specrl.training.checks import check_run
 from nemo_specrl.training.evaluate import Evaluation, evaluate
 from nemo_specrl.training.folder import output_folder
 from nemo_specrl.training.loop import restore
@@ -23,15 +24,20 @@ Z95 = 1.959964
 
 
 def eval_command(args: list[str]) -> int:
-    """`nemo-specrl eval`: the newest checkpoint of `output_dir` (or the model itself) on the configured data.
+    """`nemo-specrl eval`: the newest checkpoint of `output_dir` on the configured data.
 
     The report is printed and kept as `eval-<data>.json` in the run's folder."""
     _, tree = compose_arguments(args)
     run = to_run_config(tree)
-    check_run(run)
     folder = output_folder(run)
+    if not run.evaluation.untrained and not checkpoint.complete(folder / "checkpoints"):
+        raise ValueError(
+            f"output_dir={folder} has no checkpoint to evaluate: give a run's folder, or evaluation.untrained=true for "
+            "the model as it is"
+        )
+    material = check_run(run)
     folder.mkdir(parents=True, exist_ok=True)
-    with build(run, folder, resumed=False, track=False) as parts:
+    with build(run, material, folder, resumed=False, track=False) as parts:
         step = restore(parts, folder / "checkpoints")
         parts.refit()
         if not is_main():

@@ -6,14 +6,17 @@ import logging
 import os
 import sys
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_specrl.commands.checks import check_run
 from nemo_specrl.config.arguments import Arguments, compose_arguments
 from nemo_specrl.config.compose import open_dict_override, to_run_config
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.training.folder import check_folder, output_folder
+
+if TYPE_CHECKING:
+    from nemo_specrl.training.checks import Material
 
 
 def train_command(args: list[str]) -> int:
@@ -23,12 +26,19 @@ def train_command(args: list[str]) -> int:
     if parsed.dump:
         print(OmegaConf.to_yaml(tree, resolve=True))
         return 0
-    check_run(run)
     check_folder(run, output_folder(run))
-    return _through_nemo(parsed)
+    from nemo_specrl.training.checks import check_run
+
+    return _through_nemo(parsed, check_run(run, _say))
 
 
-def _through_nemo(parsed: Arguments) -> int:
+def _say(what: str) -> None:
+    """What is being checked, before there is a progress line."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"checking the {what}", flush=True)
+
+
+def _through_nemo(parsed: Arguments, material: Material) -> int:
     """Run under NeMo's hydra_runner, which brings its resolvers; Hydra composes the same tree a second time."""
     from nemo.core.config import hydra_runner
 
@@ -37,7 +47,7 @@ def _through_nemo(parsed: Arguments) -> int:
     def task(tree: DictConfig) -> None:
         quiet_libraries()
         try:
-            outcome.append(run_training(to_run_config(tree)))
+            outcome.append(run_training(to_run_config(tree), material))
         except BaseException as error:  # Hydra would swallow the type: carry it past Hydra and raise it there
             outcome.append(error)
 
@@ -60,7 +70,7 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def run_training(run: RunConfig) -> int:
+def run_training(run: RunConfig, material: Material) -> int:
     """Claim the folder, train, report. The exit code of `nemo-specrl train`."""
     from nemo_specrl.cluster.walltime import job_deadline
     from nemo_specrl.training.folder import claim
@@ -75,7 +85,7 @@ def run_training(run: RunConfig) -> int:
     with claimed as resumed, stop as signal:
         outcome = finished(run, folder)
         if outcome is None:
-            outcome = train(run, folder, resumed=resumed, signal=signal)
+            outcome = train(run, material, folder, resumed=resumed, signal=signal)
         if main:
             summarise(run, folder, outcome)
     early = outcome.stopped is not None and outcome.steps < outcome.total

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from nemo_specrl.commands.checks import check_run
 from nemo_specrl.config.arguments import compose_arguments
 from nemo_specrl.config.compose import to_run_config
 
@@ -14,11 +13,15 @@ def verify_command(args: list[str]) -> int:
     """The verb. Exit code 1 on a breach."""
     _, tree = compose_arguments(args)
     run = to_run_config(tree)
-    check_run(run)
     from nemo_specrl.rollout.gate import GateBreach
+    from nemo_specrl.training.checks import check_run
     from nemo_specrl.training.parts import build
 
-    with tempfile.TemporaryDirectory() as folder, build(run, Path(folder), resumed=False, track=False) as parts:
+    material = check_run(run)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        build(run, material, Path(folder), resumed=False, track=False) as parts,
+    ):
         parts.refit()
         try:
             verdicts = parts.gate.run(parts.prompts, step=0)

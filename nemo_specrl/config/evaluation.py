@@ -13,3 +13,5 @@ class EvaluationConfig:
 
     samples: int = bounded(4, at_least=1)
     """Responses per prompt."""
+    untrained: bool = False
+    """Evaluate the model as it is where output_dir holds no checkpoint; otherwise that is an error."""

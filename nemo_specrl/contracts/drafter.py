@@ -60,6 +60,10 @@ class Drafter(Protocol):
         """What it cannot do in this run."""
         ...
 
+    def check_model(self, folder: Path) -> None:
+        """ValueError for what it needs of this model's folder, or of its own, and does not find."""
+        ...
+
     def fits(self, slots: int, *, cpu: bool) -> Drafter:
         """Itself, or the drafter that an engine with so many slots had better be started with."""
         ...

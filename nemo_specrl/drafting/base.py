@@ -87,6 +87,9 @@ class BaseDrafter:
         if run.trainer.task == "warmup" and not self.has_head:
             yield f"trainer.task=warmup trains a draft head, and drafter={self.name} has none: use drafter=mtp"
 
+    def check_model(self, folder: Path) -> None:
+        """See `Drafter.check_model`."""
+
     def fits(self, slots: int, *, cpu: bool) -> Drafter:
         """See `Drafter.fits`."""
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from nemo_specrl.contracts.verdict import Verdict
 from nemo_specrl.drafting.acceptance import AcceptanceFloor
 from nemo_specrl.drafting.base import BaseDrafter
 from nemo_specrl.drafting.token_counts import TokenCounts
+from nemo_specrl.models.folder import shapes
+from nemo_specrl.models.head_layout import check_head, check_source
 from nemo_specrl.types import IntArray, Rollout
 
 if TYPE_CHECKING:
@@ -42,6 +45,14 @@ class Mtp(BaseDrafter):
                 "drafter.head.every=0 freezes a head that has learnt nothing: give drafter.head.source a folder that "
                 "experiment=draft_warmup wrote, or let it learn"
             )
+
+    def check_model(self, folder: Path) -> None:
+        """A head that is given must be there and fit."""
+        source = self.config.head.source
+        if source != "scratch":
+            check_source(source, folder)
+        if source not in ("scratch", "native"):
+            check_head(shapes(folder), shapes(Path(source)), json.loads((folder / "config.json").read_text()))
 
     def vllm_keys(self, served: Mapping[str, Any]) -> dict[str, Any]:
         """Sampled drafts where the verifier knows them.

@@ -103,6 +103,21 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all tensors in a folder's safetensors files, from their headers alone."""
+    return {name: tuple(entry["shape"]) for name, entry in headers(folder).items()}
+
+
+def headers(folder: Path) -> dict[str, Any]:
+    """Tensor name -> its entry (dtype, shape, ...) in a folder's safetensors files."""
+    entries: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            entries |= json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    entries.pop("__metadata__", None)
+    return entries
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ValueError when it is missing or broken."""
     try:

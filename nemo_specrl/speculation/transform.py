@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 BINS = 16
 ALTERNATIVE = 1.25
 """The power that is stated is that against the policy at this relative temperature."""
+NEEDED_TOKENS = 10 * BINS
+"""Fewer tokens than this are no test."""
 POWER_EVERY = 8
 """The power is worked out from every 8th row: it takes a sort of the vocabulary, the statistic does not."""
 
@@ -71,8 +73,8 @@ def transform_verdict(parts: Sequence[Transformed], *, level: float = LEVEL) -> 
     ValueError where there is nothing to test."""
     values = np.concatenate([part.values for part in parts]) if parts else np.zeros(0)
     n = len(values)
-    if n < 10 * BINS:
-        raise ValueError(f"the gate has {n} tokens and needs at least {10 * BINS}: draw more samples")
+    if n < NEEDED_TOKENS:
+        raise ValueError(f"the gate has {n} tokens and needs at least {NEEDED_TOKENS}: draw more samples")
     massless = int((values < 0).sum())
     uniform = np.full(BINS, 1.0 / BINS)
     counts = np.bincount((values[values >= 0] * BINS).astype(np.int64), minlength=BINS)

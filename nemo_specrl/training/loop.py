@@ -10,6 +10,7 @@ from nemo_specrl.config.run import RunConfig
 from nemo_specrl.rollout.gate import GateBreach
 from nemo_specrl.tracking import create_tracker
 from nemo_specrl.training import checkpoint
+from nemo_specrl.training.checks import Material
 from nemo_specrl.training.parts import Parts, build
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.training.ranks import broadcast, is_main
@@ -47,10 +48,10 @@ def finished(run: RunConfig, folder: Path) -> Outcome | None:
     return None
 
 
-def train(run: RunConfig, folder: Path, *, resumed: bool, signal: StopSignal) -> Outcome:
+def train(run: RunConfig, material: Material, folder: Path, *, resumed: bool, signal: StopSignal) -> Outcome:
     """Train until the end of the plan or until a stop is asked for. Collective over torchrun's ranks."""
     start = time.perf_counter()
-    with build(run, folder, resumed=resumed) as parts:
+    with build(run, material, folder, resumed=resumed) as parts:
         plans = plan_steps(run, len(parts.prompts))
         done = restore(parts, folder / "checkpoints")
         task: Task = WarmupTask(parts) if run.trainer.task == "warmup" else RlTask(parts)

@@ -14,9 +14,8 @@ from nemo_specrl.contracts.algorithm import Algorithm
 from nemo_specrl.contracts.drafter import Drafter
 from nemo_specrl.contracts.engine import Engine
 from nemo_specrl.contracts.policy import Policy
-from nemo_specrl.data import load_prompts, split_validation
 from nemo_specrl.drafting import make_drafter
-from nemo_specrl.models import ModelFolder, Tokenizer, load_tokenizer, model_digest, resolve_model
+from nemo_specrl.models import ModelFolder, Tokenizer, model_digest
 from nemo_specrl.policy.megatron.bridge import auto_bridge
 from nemo_specrl.policy.megatron.parallel import init_parallel
 from nemo_specrl.rewards import Scorer
@@ -26,6 +25,7 @@ from nemo_specrl.rollout.vllm.versions import installed
 from nemo_specrl.tracking import Tracker, create_tracker, sample_node
 from nemo_specrl.tracking.provenance import prompts_digest
 from nemo_specrl.training import factories
+from nemo_specrl.training.checks import Material
 from nemo_specrl.training.ending import Ending
 from nemo_specrl.training.plan import plan_steps
 from nemo_specrl.training.progress import Progress
@@ -77,8 +77,8 @@ class Parts:
 
 
 @contextmanager
-def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) -> Iterator[Parts]:
-    """All parts of a run; closed in reverse order, whatever happens. Collective over ranks.
+def build(run: RunConfig, material: Material, folder: Path, *, resumed: bool, track: bool = True) -> Iterator[Parts]:
+    """All parts of a run that passed its checks; closed in reverse order, whatever happens. Collective over ranks.
 
     The tracker is closed with the run's true status (`Ending`)."""
     if run.policy.hf_mapping == "bridge":
@@ -87,17 +87,8 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
         init_parallel(run.policy)
     with ExitStack() as stack:
         progress = stack.enter_context(Progress(enabled=is_main()))
-        progress.phase("model")
-        if is_main():  # one process converts or downloads, the others find it done
-            resolve_model(run.model)
-        broadcast(None)
-        model = resolve_model(run.model)
+        model, prompts = material.model, material.prompts
         digest = model_digest(model.path)
-        tokenizer = load_tokenizer(model)
-        progress.phase("data")
-        prompts = load_prompts(run.data, tokenizer, run.model.max_length, run.sampling.max_new_tokens)
-        held_out = run.trainer.val_prompts if run.trainer.val_every else 0
-        prompts, validation = split_validation(prompts, held_out)
         tracker = create_tracker(run, folder, resumed=resumed) if track and is_main() else None
         ending = stack.enter_context(Ending())
         ending.tracker = tracker
@@ -109,8 +100,6 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
             stack.enter_context(sampling)
             sampling.enter_context(sample_node(folder, run.tracking.system_metrics_every_s))
         reward = stack.enter_context(Scorer(run.reward)) if is_main() else None
-        if reward is not None:
-            reward.check([*prompts, *validation])
         progress.phase("policy")
         updates = len(plan_steps(run, len(prompts))) * run.algorithm.updates_per_step
         policy = factories.make_policy(run, model, total_updates=updates)
@@ -149,10 +138,10 @@ def build(run: RunConfig, folder: Path, *, resumed: bool, track: bool = True) ->
             report=GateReport(tracker, progress),
         )
         yield Parts(
-            run=run, folder=folder, model=model, model_digest=digest, tokenizer=tokenizer, prompts=prompts,
-            validation=validation, policy=policy, engine=engine, drafter=drafter, generator=generator, gate=gate,
-            algorithm=make_algorithm(run.algorithm, run.reuse.correction),
-            reward=reward, tracker=tracker, ending=ending, progress=progress,
+            run=run, folder=folder, model=model, model_digest=digest, tokenizer=material.tokenizer, prompts=prompts,
+            validation=material.validation, policy=policy, engine=engine, drafter=drafter, generator=generator,
+            gate=gate, algorithm=make_algorithm(run.algorithm, run.reuse.correction), reward=reward, tracker=tracker,
+            ending=ending, progress=progress,
         )  # fmt: skip
         sampling.close()
         barrier()  # every node's last sample is written before rank 0 closes the run and sends what is left

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_specrl.commands.checks import check_run
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.validate import validate
 from nemo_specrl.contracts.rows import Row
 from nemo_specrl.training import task_warmup as warmup
+from nemo_specrl.training.checks import check_run
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.training.task_warmup import Lessons, learning_rate
 from nemo_specrl.types import Prompt

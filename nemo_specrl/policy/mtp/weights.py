@@ -12,11 +12,9 @@ from typing import Any
 import torch
 
 from nemo_specrl.models.architecture import Architecture
-from nemo_specrl.models.head_layout import COUNT, LAYER, NORMS, PREFIX, PROJECTION, own_tensors
+from nemo_specrl.models.head_layout import COUNT, LAYER, NORMS, PREFIX, PROJECTION, check_source, own_tensors
 from nemo_specrl.policy.megatron.weights import Checkpoint, Slot, layer_slots, slots
 
-_MUST_AGREE = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "rms_norm_eps", "hidden_act")
-"""Keys of config.json that tensor shapes don't tell."""
 log = logging.getLogger(__name__)
 
 
@@ -41,23 +39,9 @@ def reader(source: str, folder: Path, architecture: Architecture) -> Callable[[s
         log.info("draft head: 1 layer from scratch, after the policy's last layer")
         return _scratch(Checkpoint(folder, slots(architecture, 1)), architecture)
     where = folder if source == "native" else Path(source)
-    promised = _promised(where)
-    checkpoint = Checkpoint(where, ())
-    found = {name.removeprefix(PREFIX).split(".")[0] for name in checkpoint.names if name.startswith(PREFIX)}
-    if not found:
-        says = f"its config.json promises {promised}" if promised else "its config.json promises none either"
-        raise ValueError(
-            f"drafter.head.source={source}: no {PREFIX}* weights in {where} ({says}): start with "
-            "drafter.head.source=scratch and experiment=draft_warmup, or give a folder that a warm-up wrote"
-        )
-    if promised > len(found):
-        raise ValueError(
-            f"{where}: config.json promises {promised} draft heads ({COUNT}), but the weights hold {len(found)}: "
-            "the folder is incomplete"
-        )
-    _check_config(where, folder)
+    found = check_source(source, folder)
     checkpoint = Checkpoint(where, table)
-    log.info("draft head: loaded 1 of %d from %s (%d tensors)", len(found), where, sum(len(s.sources) for s in table))
+    log.info("draft head: loaded 1 of %d from %s (%d tensors)", found, where, sum(len(s.sources) for s in table))
     return checkpoint.read
 
 
@@ -81,29 +65,6 @@ def read_head(folder: Path) -> list[tuple[str, torch.Tensor]]:
         for name, tensor in load_file(file).items()
         if name.startswith(PREFIX)
     ]
-
-
-def _check_config(head: Path, model: Path) -> None:
-    """ValueError where a head of the right shapes was made for another model: it would load, and foresee nothing."""
-    theirs, ours = (json.loads((folder / "config.json").read_text()) for folder in (head, model))
-    for key in _MUST_AGREE:
-        if key in theirs and key in ours and theirs[key] != ours[key]:
-            raise ValueError(
-                f"drafter.head.source={head}: it was made for a model with {key}={theirs[key]}, and the policy has "
-                f"{ours[key]}. Give a head that was trained for this model, or start from scratch"
-            )
-
-
-def _promised(folder: Path) -> int:
-    path = folder / "config.json"
-    try:
-        return int(json.loads(path.read_text()).get(COUNT) or 0)
-    except FileNotFoundError:
-        raise ValueError(
-            f"drafter.head.source: {path} is missing; give scratch, native or a folder that a warm-up wrote"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a head's config ({error}): warm the head up again") from error
 
 
 def _scratch(trunk: Checkpoint, architecture: Architecture) -> Callable[[str], torch.Tensor]:

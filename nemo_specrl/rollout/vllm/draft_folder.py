@@ -17,9 +17,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from nemo_specrl.models.head_layout import COUNT, LAYER, PREFIX, own_tensors
+from nemo_specrl.models.folder import headers, shapes
+from nemo_specrl.models.head_layout import COUNT, PREFIX, check_head
 
 if TYPE_CHECKING:
     import torch
@@ -28,10 +29,6 @@ TRUNKS = {"llama": "SpecrlLlamaForCausalLM", "qwen2": "SpecrlQwen2ForCausalLM", 
 """model_type -> our trunk class for the eagle layout."""
 DRAFT_CLASS = "EagleSpecrlForCausalLM"
 _QKV = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
-
-
-Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
-"""Tensor names -> shapes."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +48,6 @@ class Served:
             yield name, tensor
             if self.zero_biases and name.endswith(_QKV):
                 yield name.removesuffix("weight") + "bias", tensor.new_zeros(len(tensor))
-
-
-def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all tensors in a folder's safetensors files, from their headers alone."""
-    return {name: tuple(entry["shape"]) for name, entry in _headers(folder).items()}
-
-
-def _headers(folder: Path) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            entries |= json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    entries.pop("__metadata__", None)
-    return entries
 
 
 def layout_of(config: Mapping[str, Any]) -> str:
@@ -119,22 +102,8 @@ def build(model: Path, head: Path, out: Path, *, layout: str | None = None) -> S
             (out / f"mtp-head-{file.name}").symlink_to(file.resolve())
     zero_biases = config["model_type"] == "llama"
     if zero_biases:
-        _write_zero_biases({**_headers(model), **_headers(head)}, out / "zero-biases.safetensors")
+        _write_zero_biases({**headers(model), **headers(head)}, out / "zero-biases.safetensors")
     return Served(out, {"method": "mtp"}, zero_biases)
-
-
-def check_head(trunk: Shapes, head: Shapes, config: Mapping[str, Any]) -> None:
-    """ValueError unless the head has exactly the tensors, with the shapes, that a head of this trunk has."""
-    width = int(config["hidden_size"])
-    layer = "model.layers.0."
-    want = {LAYER + n.removeprefix(layer): s for n, s in trunk.items() if n.startswith(layer) and "rotary" not in n}
-    want |= own_tensors(width)
-    for name in sorted(want.keys() | head.keys()):
-        if want.get(name) != head.get(name):
-            raise ValueError(
-                f"the MTP head does not fit the model: {name} should be {want.get(name, 'absent')} and is "
-                f"{head.get(name, 'absent')}. Give drafter.head.source a head that was trained for this model"
-            )
 
 
 def _link(source: Path, target: Path, config: Mapping[str, Any]) -> None:

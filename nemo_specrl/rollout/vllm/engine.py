@@ -15,6 +15,7 @@ import numpy as np
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.contracts.drafter import Drafter
 from nemo_specrl.contracts.engine import Completion, GenerationRequest, LogprobError, SpecCounters, StaleEngineError
+from nemo_specrl.models.folder import shapes
 from nemo_specrl.models.head_layout import PREFIX
 from nemo_specrl.rollout.vllm import arguments, draft_folder, environment, limits, transfer, versions
 from nemo_specrl.rollout.vllm.channel import Child, ChildError
@@ -64,10 +65,7 @@ class VllmEngine:
         limits.check(engine, sampling, drafter, cpu=vllm.cpu)
         self._config = _read_config(model_folder)
         self._vocab_size = int(self._config["vocab_size"])
-        context = self._config.get("max_position_embeddings")
-        if context and max_length > context:
-            raise ValueError(f"model.max_length={max_length} exceeds the model's context of {context} tokens")
-        limits.check_draft_model(drafter, self._config, max_length=max_length)
+        limits.check_model(drafter, self._config, max_length=max_length, cpu=vllm.cpu)
         if bad := [t for t in eos_token_ids if not 0 <= t < self._vocab_size]:
             raise ValueError(f"end-of-sequence ids {bad} are outside the vocabulary of {self._vocab_size}")
         self._max_length = max_length
@@ -76,9 +74,9 @@ class VllmEngine:
         self._expected = _checkpoint_names(model_folder, self._config)
         if head is not None:
             self._served = draft_folder.build(model_folder, head, log.parent / "served_model")
-            self._expected |= draft_folder.shapes(head).keys()
+            self._expected |= shapes(head).keys()
         # A head inside the model's own folder is served until the first refit, and need not be the one that learns.
-        own_head = head is not None and any(n.startswith(PREFIX) for n in draft_folder.shapes(model_folder))
+        own_head = head is not None and any(n.startswith(PREFIX) for n in shapes(model_folder))
         self._version: int | None = NOT_THE_POLICYS if own_head else 0
         env = environment.engine_environment(
             os.environ,
@@ -252,5 +250,5 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
 def _checkpoint_names(model_folder: Path, config: dict[str, Any]) -> set[str]:
     """Names of the checkpoint's tensors: what a complete update must bring (nothing is known of other formats). A
     native head's are not among them: the policy has none of its own."""
-    names = {name for name in draft_folder.shapes(model_folder) if not name.startswith(PREFIX)}
+    names = {name for name in shapes(model_folder) if not name.startswith(PREFIX)}
     return names - {"lm_head.weight"} if config.get("tie_word_embeddings") else names

@@ -1,6 +1,6 @@
 """What the vLLM engine can't do, said before anything is started. Imports neither vllm nor torch.
 
-`commands/checks.py` and VllmEngine call the same `check`; a drafter's own limits are in drafting/.
+`training/checks.py` and VllmEngine call the same functions; a drafter's own limits are in drafting/.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from nemo_specrl.config import bounds
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.contracts.drafter import Drafter
+from nemo_specrl.rollout.vllm.draft_folder import layout_of
 
 OWNED: dict[str, str] = {
     "model": "model.path",
@@ -52,6 +53,27 @@ def check_sampling(sampling: SamplingConfig, drafter: Drafter, *, cpu: bool) -> 
             f"sampling.top_k={sampling.top_k} with drafter={drafter.name}: vLLM's CPU backend crashes on it. "
             "Set sampling.top_k=0 (top_p works) or drafter=off"
         )
+
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of an attention head that vLLM's CPU kernels know (0.32; a test compares)."""
+
+
+def check_model(drafter: Drafter, config: Mapping[str, Any], *, max_length: int, cpu: bool) -> None:
+    """ValueError when the engine, or its drafter, can't serve the model with this config.json."""
+    context = config.get("max_position_embeddings")
+    if context and max_length > context:
+        raise ValueError(f"model.max_length={max_length} exceeds the model's context of {context} tokens")
+    heads = config.get("num_attention_heads")
+    size = config.get("head_dim") or (config["hidden_size"] // heads if heads else None)
+    if cpu and size is not None and size not in CPU_HEAD_SIZES:
+        raise ValueError(
+            f"the model's attention heads have {size} numbers each, and vLLM's CPU kernels know "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: choose another model, or a machine with a GPU"
+        )
+    if drafter.has_head:
+        layout_of(config)
+    check_draft_model(drafter, config, max_length=max_length)
 
 
 def check_draft_model(drafter: Drafter, policy: Mapping[str, Any], *, max_length: int) -> None:
