@@ -87,7 +87,7 @@ def status(args: list[str]) -> int:
 
 
 def preflight(args: list[str]) -> int:
-    from nemo_specrl.cluster.preflight import preflight_command
+    from nemo_specrl.commands.preflight import preflight_command
 
     return preflight_command(args)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.contracts.drafter import Drafter
 from nemo_specrl.data import load_prompts, split_validation
 from nemo_specrl.drafting import make_drafter
 from nemo_specrl.models import ModelFolder, Tokenizer, load_tokenizer, resolve_model
@@ -34,17 +35,8 @@ def check_run(run: RunConfig, phase: Callable[[str], None] = lambda name: None) 
     where it must; `phase` is told what is being done. Safe to call from every rank at once."""
     if run.trainer.name != "local":
         raise ValueError(f"trainer={run.trainer.name} runs NeMo RL's own driver in a Slurm job: use nemo-specrl submit")
-    drafter, vllm = make_drafter(run.drafter), versions.installed()
-    if faults := list(drafter.faults(run)):
-        raise ValueError("\n".join(faults))
-    vllm.check_method(drafter.name, has_head=drafter.has_head)
-    limits.check(run.engine, run.sampling, drafter, cpu=vllm.cpu)
-    tokens = run.gate.samples * min(run.gate.tokens_per_sample, run.sampling.max_new_tokens)
-    if run.gate.enabled and tokens < NEEDED_TOKENS:
-        raise ValueError(
-            f"gate.samples={run.gate.samples} of {tokens // run.gate.samples} tokens are {tokens} tokens, and the "
-            f"gate needs at least {NEEDED_TOKENS}: raise gate.samples or gate.tokens_per_sample"
-        )
+    vllm = versions.installed()
+    drafter = check_settings(run, vllm)
     reward = load_reward(run.reward.name)
     phase("model")
     model = resolve_model(run.model)
@@ -59,3 +51,20 @@ def check_run(run: RunConfig, phase: Callable[[str], None] = lambda name: None) 
     held_out = run.trainer.val_prompts if run.trainer.val_every else 0
     prompts, validation = split_validation(prompts, held_out)
     return Material(model, tokenizer, prompts, validation)
+
+
+def check_settings(run: RunConfig, vllm: versions.Installed) -> Drafter:
+    """The part that needs neither model nor data; returns the drafter. ValueError as for the whole."""
+    drafter = make_drafter(run.drafter)
+    if faults := list(drafter.faults(run)):
+        raise ValueError("\n".join(faults))
+    vllm.check_method(drafter.name, has_head=drafter.has_head)
+    limits.check(run.engine, run.sampling, drafter, cpu=vllm.cpu)
+    load_reward(run.reward.name)
+    tokens = run.gate.samples * min(run.gate.tokens_per_sample, run.sampling.max_new_tokens)
+    if run.gate.enabled and tokens < NEEDED_TOKENS:
+        raise ValueError(
+            f"gate.samples={run.gate.samples} of {tokens // run.gate.samples} tokens are {tokens} tokens, and the "
+            f"gate needs at least {NEEDED_TOKENS}: raise gate.samples or gate.tokens_per_sample"
+        )
+    return drafter
