@@ -25,7 +25,6 @@ FLOORS: list[set[str]] = [
 SIDEWAYS = {
     ("cluster", "training"): {"signals"},  # the exit code that the batch shell looks for
     ("training", "reporting"): None,
-    ("nemo_rl", "tracking"): None,
 }
 """Imports within a floor that are meant, and which modules they may take; None = any."""
 

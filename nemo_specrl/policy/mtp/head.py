@@ -26,7 +26,7 @@ from nemo_specrl.policy.mtp.attention import RecurrentAttention
 
 
 class MtpHead(torch.nn.Module):
-    """This rank's shard; parameters are uninitialised until `weights.load_head` fills them."""
+    """This rank's shard; parameters are uninitialised until `weights.reader` gives what fills them."""
 
     def __init__(self, architecture: Architecture, config: PolicyConfig, layout: ParallelLayout) -> None:
         super().__init__()
