@@ -16,7 +16,7 @@ from nemo_specrl.reporting.words import cell, favour
 READING = (
     "Intervals are 95 %: Student's over seeds; against the baseline, the wider of Student's and the bootstrap's over "
     "pairs of seeds. Speedups are baseline / arm. A difference is claimed only where its interval leaves no room for "
-    "none, and never from one seed. Bands in the charts are the range over seeds. Blank: not recorded."
+    "none, and never from fewer than three seeds. Bands in the charts are the range over seeds. Blank: not recorded."
 )
 X_LABELS = {
     "step": "step",

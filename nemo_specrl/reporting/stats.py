@@ -13,6 +13,9 @@ from scipy.special import stdtrit
 LEVEL = 0.95
 """Confidence of every interval."""
 RESAMPLES = 10_000
+ENOUGH = 3
+"""Seeds from which on a difference may be claimed. Of two seeds an interval is shown, which is one number's word: its
+width is that of a single difference, and what it covers hangs on the normal law alone."""
 Verdict: TypeAlias = Literal["higher", "lower", "equal", "unknown"]
 
 
@@ -41,8 +44,8 @@ class Contrast:
     """Pairs of seeds, or the smaller arm's seeds where none pair up."""
     paired: bool
     verdict: Verdict
-    """`higher` or `lower` only where the whole interval is; `equal` = equal within its interval; `unknown` = one seed,
-    of which nothing is claimed."""
+    """`higher` or `lower` only where the whole interval is; `equal` = equal within its interval; `unknown` = fewer
+    than three seeds, of which nothing is claimed."""
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
@@ -104,7 +107,7 @@ def _claim(value: float, means: np.ndarray, half: float, n: int, *, paired: bool
     tail = 50 * (1 - LEVEL)
     low, high = (float(x) for x in np.percentile(means, [tail, 100 - tail]))
     low, high = min(low, value - half), max(high, value + half)
-    verdict: Verdict = "higher" if low > 0 else "lower" if high < 0 else "equal"
+    verdict: Verdict = "unknown" if n < ENOUGH else "higher" if low > 0 else "lower" if high < 0 else "equal"
     return Contrast(value, low, high, n, paired, verdict)
 
 
