@@ -51,5 +51,5 @@ class AlgorithmConfig:
     overlong_masking: bool = False
     """DAPO: leave responses that hit the length limit out of the loss."""
     max_behaviour_ratio: float = bounded(2.0, at_least=1)
-    """Truncation of the importance weight policy/behaviour where a behaviour law is corrected for
-    (`reuse.correction=behaviour`), as in decoupled PPO."""
+    """Truncation of the importance weight policy/behaviour of `reuse.correction`, as in decoupled PPO. Of a token, a
+    prefix or a sequence, whichever is weighted; a truncated weight is biased again, less the higher the bound."""
