@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nemo_specrl.types import FloatArray
+from nemo_specrl.types import BoolArray, FloatArray
 
-BoolArray = NDArray[np.bool_]
 _ROUNDING, _NOTHING = 1e-6, 1e-12
 
 
