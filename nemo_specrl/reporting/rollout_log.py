@@ -32,39 +32,44 @@ def append(folder: Path, step: int, epoch: int, rollouts: Sequence[Mapping[str, 
         file.write(line)
         size = file.tell()
     if size > MAX_BYTES:
-        lines = _lines(path)
-        kept = [lines[i] for i in spread(len(lines), max(len(lines) // 2, 1))]
+        found = _lines(path)
         scratch = path.with_suffix(".tmp")
-        scratch.write_bytes(b"".join(kept))
+        scratch.write_bytes(b"".join(found[kept] for kept in spread(list(found), max(len(found) // 2, 1))))
         os.replace(scratch, path)
 
 
 def read(folder: Path, budget: int) -> list[Step]:
     """Steps in order, so many of them, evenly over the run, that their lines together have at most `budget` bytes (but
     at least the newest); none where nothing was logged."""
-    lines = _lines(folder / ROLLOUTS)
-    count = len(lines)
-    while count > 1 and sum(len(lines[i]) for i in spread(len(lines), count)) > budget:
+    found = _lines(folder / ROLLOUTS)
+    count = len(found)
+    while count > 1 and sum(len(found[step]) for step in spread(list(found), count)) > budget:
         count -= max(count // 8, 1)
-    return [json.loads(lines[i]) for i in spread(len(lines), count)]
+    return [json.loads(found[step]) for step in spread(list(found), count)]
 
 
-def spread(n: int, count: int) -> list[int]:
-    """`count` of n indices, evenly, the last always among them."""
-    return sorted({n - 1 - int(i) for i in np.linspace(0, n - 1, count)}) if n else []
-
-
-def _lines(path: Path) -> list[bytes]:
-    """The last whole line of each step, ordered by step."""
-    if not path.exists():
+def spread(steps: Sequence[int], count: int) -> list[int]:
+    """At most `count` of the ascending steps, those next to an even spacing, the last always among them."""
+    if not steps:
         return []
+    if count >= len(steps):
+        return list(steps)
+    known = np.asarray(steps)
+    wanted = np.linspace(known[-1], known[0], max(count, 1))
+    return sorted({int(known[np.abs(known - step).argmin()]) for step in wanted})
+
+
+def _lines(path: Path) -> dict[int, bytes]:
+    """Step -> its last whole line, in the order of steps."""
+    if not path.exists():
+        return {}
     found: dict[int, bytes] = {}
     with path.open("rb") as file:
         for line in file:
             head = line[: line.find(b",")]
             if line.startswith(b'{"step":') and line.endswith(b"}\n"):
                 found[int(head[len(b'{"step":') :])] = line
-    return [line for _, line in sorted(found.items())]
+    return dict(sorted(found.items()))
 
 
 def _ends_whole(path: Path) -> bool:

@@ -7,7 +7,7 @@ if (data && reader) {
   const steps = JSON.parse(data.textContent);
   const all = steps.flatMap((step, at) => step.rollouts.map(r => ({ ...r, at, step: step.step, epoch: step.epoch })));
   const NAMES = { r: "reused", x: "replacement, drawn by the verification", d: "drafted and accepted", g: "generated",
-    u: "generated, or drafted: not recorded" };
+    u: "generated or drafted, which is not recorded" };
   const right = r => r.reward !== null && r.reward > 0, wrong = r => r.reward !== null && r.reward <= 0;
   const FILTERS = [
     ["all", "every sampled rollout", () => true],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 
 from nemo_specrl.contracts.sample import WRITERS
@@ -13,11 +13,16 @@ BUDGET = 6 * 2**20
 """Bytes of rollouts in a page; of a longer run an even choice of steps."""
 EXPLAINED = {
     "r": "taken over from an earlier rollout of the prompt, without being generated again",
-    "x": "drawn by the verification where the first reused token was rejected",
-    "d": "proposed by the drafter and accepted by the engine",
+    "x": "drawn by the verification, where a reused token was rejected",
+    "d": "proposed by the drafter and accepted by the engine's verifier",
     "g": "sampled by the engine itself",
-    "u": "sampled by the engine; whether a draft was accepted here is not recorded",
+    "u": "by the engine, which did not say whether it was drafted",
 }
+READING = "Colours say who wrote each token: "
+UNTOLD = (
+    " Drafted tokens are told apart by what each engine step gave; a response's last token counts as generated where "
+    "the engine does not count speculation for each request (vLLM before 0.32)."
+)
 
 
 def rollouts_section(steps: Sequence[Step]) -> str:
@@ -39,9 +44,15 @@ def rollouts_section(steps: Sequence[Step]) -> str:
         '</button><select aria-label="step"><option value="all">all steps</option>'
         f'{options}</select><button type="button" data-go="1" aria-label="later step">&#8594;</button>'
         '<span class="chips"></span><input type="search" placeholder="find in text" aria-label="find in text"></div>'
-        f'<div class="writers">{keys}</div><div class="cards"></div>'
+        f'<div class="writers">{keys}</div><p class="soft">{escape(legend(found))}</p><div class="cards"></div>'
         '<button type="button" class="more" hidden>show more</button></div>'
     )
+
+
+def legend(found: Collection[str]) -> str:
+    """What the colours of these letters mean, in words."""
+    said = "; ".join(f"{WRITERS[letter]}: {text}" for letter, text in EXPLAINED.items() if letter in found)
+    return f"{READING}{said}.{UNTOLD if 'd' in found else ''}"
 
 
 def embedded(value: object) -> str:

@@ -66,7 +66,7 @@ def train(run: RunConfig, material: Material, folder: Path, *, resumed: bool, si
                         save(parts, folder / "checkpoints", plans[done - 1])
                     raise
                 done = plan.step
-                record(parts, plan, result)
+                record(parts, done, result)
                 stopped = save_or_stop(parts, folder / "checkpoints", plan, len(plans), signal)
             if stopped:
                 break

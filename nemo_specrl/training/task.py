@@ -43,16 +43,16 @@ class Task(Protocol):
         ...
 
 
-def record(parts: Parts, plan: StepPlan, done: TaskStep) -> None:
+def record(parts: Parts, step: int, done: TaskStep) -> None:
     """Everything that is recorded of a step, once; on rank 0."""
     if parts.tracker is not None:
-        parts.tracker.metrics(done.metrics, plan.step)
+        parts.tracker.metrics(done.metrics, step)
         if done.rollouts:
-            parts.tracker.table("rollouts", done.rollouts, plan.step)
+            parts.tracker.table("rollouts", done.rollouts, step)
         if done.tokens:
             try:
-                rollout_log.append(parts.folder, plan.step, plan.epoch, done.tokens)
+                rollout_log.append(parts.folder, step, int(done.metrics["train/epoch"]), done.tokens)
             except OSError as error:  # telemetry never stops training
-                LOG.warning("the rollouts of step %d are not in the report: %s", plan.step, error)
+                LOG.warning("the rollouts of step %d are not in the report: %s", step, error)
     if done.line:
         parts.progress.say(done.line)

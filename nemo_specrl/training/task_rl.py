@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from nemo_specrl.reporting import run_report
 from nemo_specrl.training.evaluate import validate_policy
 from nemo_specrl.training.parts import Parts
 from nemo_specrl.training.plan import StepPlan
@@ -37,13 +38,14 @@ class RlTask:
             return TaskStep(metrics)
         count = parts.run.tracking.sample_rollouts
         rollouts = sample_rows(result.samples, parts.decode, count)
-        tokens = sample_tokens(
-            result.samples, parts.tokenizer, count, normalize_std=parts.run.algorithm.normalize_std
-        )
+        tokens = sample_tokens(result.samples, parts.tokenizer, count, normalize_std=parts.run.algorithm.normalize_std)
         return TaskStep(metrics, _line(plan, metrics), rollouts, tokens)
 
     def end(self, plans: Sequence[StepPlan], done: int) -> None:
-        """Nothing: the last checkpoint has it all."""
+        """The report as an artifact of the tracked run, which is about to end."""
+        parts = self.parts
+        if parts.tracker is not None and done:
+            parts.tracker.artifact(run_report(parts.folder, status="FINISHED" if done == len(plans) else "KILLED"))
 
 
 def _line(plan: StepPlan, m: Mapping[str, float]) -> str:
