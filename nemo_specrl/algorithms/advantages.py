@@ -12,8 +12,13 @@ from nemo_specrl.types import BoolArray, FloatArray
 _ROUNDING, _NOTHING = 1e-6, 1e-12
 
 
-def group_advantages(rewards: ArrayLike, valid: ArrayLike, groups: Sequence[str], normalize_std: bool) -> FloatArray:
+def group_advantages(
+    rewards: ArrayLike, valid: ArrayLike, groups: Sequence[str], normalize_std: bool, baseline: str = "group"
+) -> FloatArray:
     """[n] reward minus the mean of the group's valid rewards, over their sample standard deviation if asked for.
+
+    `baseline=leave_one_out`: minus the mean of the group's others (RLOO, arXiv 2402.14740). `batch`: all
+    rewards given are one group (REINFORCE++, arXiv 2501.03262).
 
     A sample that could not be scored (`valid` false) is left out of its group's baseline and gets advantage 0; its
     reward is not looked at and may be NaN. So does every sample of a group with fewer than two valid rewards, or with
@@ -23,12 +28,14 @@ def group_advantages(rewards: ArrayLike, valid: ArrayLike, groups: Sequence[str]
     """
     reward, counts = _checked(rewards, valid, groups)
     advantages = np.zeros(len(reward))
-    for members in _members(groups):
+    for members in _members([""] * len(groups) if baseline == "batch" else groups):
         scored = members[counts[members]]
         values = reward[scored]
         if not _differ(values):
             continue
         centred = values - values.mean()
+        if baseline == "leave_one_out":
+            centred *= len(values) / (len(values) - 1)
         advantages[scored] = centred / values.std(ddof=1) if normalize_std else centred
     return advantages.astype(np.float32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nemo_specrl.config import bounds
-from nemo_specrl.config.algorithm import ALGORITHMS
+from nemo_specrl.config.algorithm import ALGORITHMS, AlgorithmConfig
 from nemo_specrl.config.rules import RULES
 from nemo_specrl.config.run import RunConfig
 
@@ -92,6 +92,27 @@ def _correction_faults(run: RunConfig) -> Iterator[str]:
         )
 
 
+def _objective_faults(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """Settings of the objective that do not go together."""
+    if algorithm.group_size < 2 and algorithm.baseline != "batch":
+        yield (
+            f"algorithm.group_size={algorithm.group_size}: a rollout alone has no group to be compared with; use 2 or "
+            "more, or algorithm.baseline=batch"
+        )
+    if algorithm.baseline == "batch" and algorithm.updates_per_step > 1:
+        yield (
+            "algorithm.baseline=batch compares with the whole step, and each of "
+            f"algorithm.updates_per_step={algorithm.updates_per_step} mini-batches sees its own part: use 1"
+        )
+    if algorithm.ratio == "sequence" and (algorithm.loss_level != "sequence" or algorithm.surrogate != "ppo"):
+        yield (
+            "algorithm.ratio=sequence clips whole rollouts: use algorithm.loss_level=sequence and "
+            "algorithm.surrogate=ppo"
+        )
+    if algorithm.dual_clip is not None and algorithm.surrogate != "ppo":
+        yield f"algorithm.dual_clip={algorithm.dual_clip} bounds PPO's surrogate: use algorithm.surrogate=ppo"
+
+
 def _loop_faults(run: RunConfig) -> Iterator[str]:
     algorithm, trainer = run.algorithm, run.trainer
     if trainer.task == "warmup" and run.reuse.rule != "off":
@@ -101,6 +122,7 @@ def _loop_faults(run: RunConfig) -> Iterator[str]:
             f"algorithm.updates_per_step={algorithm.updates_per_step}: a mini-batch is made of whole groups, and there "
             f"are only algorithm.prompts_per_step={algorithm.prompts_per_step} of them"
         )
+    yield from _objective_faults(run.algorithm)
     if not run.bench.slots:
         yield "bench.slots=[]: give at least one number of engine slots, e.g. [1,8,32]"
     for key, text in (("name", run.name), ("output_dir", run.output_dir)):

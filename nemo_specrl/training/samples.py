@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nemo_specrl.algorithms import group_advantages
+from nemo_specrl.algorithms.rows import sample_advantages
+from nemo_specrl.config.algorithm import AlgorithmConfig
 from nemo_specrl.contracts.sample import Sample
 from nemo_specrl.models import Tokenizer
 from nemo_specrl.tracking.redact import redact_text
@@ -41,16 +42,11 @@ def sample_rows(samples: Sequence[Sample], decode: Callable[[IntArray], str], co
 
 
 def sample_tokens(
-    samples: Sequence[Sample], tokenizer: Tokenizer, count: int, *, normalize_std: bool
+    samples: Sequence[Sample], tokenizer: Tokenizer, count: int, algorithm: AlgorithmConfig
 ) -> list[dict[str, Any]]:
-    """The same rollouts token by token, as `reporting.rollout_log` keeps them; secrets are taken out.
-    `normalize_std`: algorithm.normalize_std, by which the update had its advantages."""
-    advantages = group_advantages(
-        [sample.score.value for sample in samples],
-        [sample.score.valid for sample in samples],
-        [sample.rollout.prompt_key for sample in samples],
-        normalize_std,
-    )
+    """The same rollouts token by token, as `reporting.rollout_log` keeps them, with the advantages that the update had;
+    secrets are taken out."""
+    advantages = sample_advantages(algorithm, samples)
     return [
         _facts(samples[i]) | {"advantage": round(float(advantages[i]), 4)} | _tokens(samples[i], tokenizer)
         for i in _spread(samples, count)

@@ -38,7 +38,7 @@ class RlTask:
             return TaskStep(metrics)
         count = parts.run.tracking.sample_rollouts
         rollouts = sample_rows(result.samples, parts.decode, count)
-        tokens = sample_tokens(result.samples, parts.tokenizer, count, normalize_std=parts.run.algorithm.normalize_std)
+        tokens = sample_tokens(result.samples, parts.tokenizer, count, parts.run.algorithm)
         return TaskStep(metrics, _line(plan, metrics), rollouts, tokens)
 
     def end(self, plans: Sequence[StepPlan], done: int) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nemo_specrl.config.algorithm import AlgorithmConfig
 from nemo_specrl.contracts.sample import RewardResult, Sample
 from nemo_specrl.training import samples as module
 from nemo_specrl.training.samples import sample_tokens
 from nemo_specrl.training.token_texts import token_texts
 from nemo_specrl.types import Prompt, Rollout
+
+GRPO = AlgorithmConfig(normalize_std=False)
 
 
 class Bytes:
@@ -59,7 +62,7 @@ def sample(text: str, reward: float, slot: int = 0, *, written: str = "", valid:
 
 def test_a_rollout_token_by_token() -> None:
     batch = [sample("abc", 1.0, written="rxg"), sample("d", 0.0, 1, written="d"), sample("e", 0.0, 2, valid=False)]
-    first, second, third = sample_tokens(batch, Bytes(), 8, normalize_std=False)  # type: ignore[arg-type]
+    first, second, third = sample_tokens(batch, Bytes(), 8, GRPO)  # type: ignore[arg-type]
     assert (first["tokens"], first["by"], first["ids"]) == (["a", "b", "c"], "rxg", [97, 98, 99])
     assert first["logprobs"] == [-0.25] * 3
     assert (first["reward"], first["advantage"], first["answer"], first["length"]) == (1.0, 0.5, "gold", 3)
@@ -70,14 +73,14 @@ def test_a_rollout_token_by_token() -> None:
 def test_a_long_response_keeps_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEAD", 3)
     monkeypatch.setattr(module, "TAIL", 2)
-    (found,) = sample_tokens([sample("abcdefgh", 1.0, written="rrrxgggd")], Bytes(), 1, normalize_std=True)  # type: ignore[arg-type]
+    (found,) = sample_tokens([sample("abcdefgh", 1.0, written="rrrxgggd")], Bytes(), 1, GRPO)  # type: ignore[arg-type]
     assert (found["tokens"], found["by"]) == (["a", "b", "c", "g", "h"], "rrrgd")
     assert (found["cut"], found["left_out"], found["length"]) == (3, 3, 8)
 
 
 def test_a_secret_that_lies_across_tokens_is_taken_out() -> None:
     secret = "hf_" + "a1" * 12
-    (found,) = sample_tokens([sample(f"my {secret}", 1.0)], Bytes(), 1, normalize_std=True)  # type: ignore[arg-type]
+    (found,) = sample_tokens([sample(f"my {secret}", 1.0)], Bytes(), 1, GRPO)  # type: ignore[arg-type]
     assert found["tokens"] == ["my [redacted]"]
     assert found["ids"] == found["logprobs"] == []
     assert secret not in str(found)
@@ -85,6 +88,6 @@ def test_a_secret_that_lies_across_tokens_is_taken_out() -> None:
 
 def test_even_choice_of_a_step() -> None:
     batch = [sample("a", float(i), i) for i in range(20)]
-    found = sample_tokens(batch, Bytes(), 4, normalize_std=True)  # type: ignore[arg-type]
+    found = sample_tokens(batch, Bytes(), 4, GRPO)  # type: ignore[arg-type]
     assert [row["slot"] for row in found] == [0, 6, 12, 19]
-    assert sample_tokens(batch, Bytes(), 0, normalize_std=True) == []  # type: ignore[arg-type]
+    assert sample_tokens(batch, Bytes(), 0, GRPO) == []  # type: ignore[arg-type]
