@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
+BoolArray: TypeAlias = NDArray[np.bool_]
 FinishReason: TypeAlias = Literal["stop", "length"]
 
 

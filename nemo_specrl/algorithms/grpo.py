@@ -37,4 +37,4 @@ class Grpo:
 
     def loss(self) -> LossFn:
         """See `policy_loss`."""
-        return policy_loss(self.config)
+        return policy_loss(self.config, self.correction)

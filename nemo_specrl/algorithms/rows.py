@@ -11,6 +11,7 @@ from nemo_specrl.config.algorithm import AlgorithmConfig
 from nemo_specrl.contracts.rows import TrainRow
 from nemo_specrl.contracts.sample import Sample
 from nemo_specrl.speculation.prefix_reuse import behaviour_logprobs
+from nemo_specrl.types import FloatArray
 
 
 def build_rows(
@@ -26,10 +27,7 @@ def build_rows(
     not be scored, empty ones, with `overlong_masking` those that hit the length limit, those of groups not
     admitted. The list may be empty: then there is nothing to learn, and the update must be skipped.
     """
-    groups = [sample.rollout.prompt_key for sample in samples]
-    rewards = [sample.score.value for sample in samples]
-    valid = [sample.score.valid for sample in samples]
-    advantages = group_advantages(rewards, valid, groups, config.normalize_std)
+    advantages = sample_advantages(config, samples)
     admitted = {key for key, group in by_prompt(samples).items() if admit(group)}
     rows = []
     for sample, advantage in zip(samples, advantages, strict=True):
@@ -54,6 +52,14 @@ def build_rows(
             )
         )
     return rows
+
+
+def sample_advantages(config: AlgorithmConfig, samples: Sequence[Sample]) -> FloatArray:
+    """[n] each sample's advantage; whole groups only, and of `baseline=batch` the whole step."""
+    groups = [sample.rollout.prompt_key for sample in samples]
+    rewards = [sample.score.value for sample in samples]
+    valid = [sample.score.valid for sample in samples]
+    return group_advantages(rewards, valid, groups, config.normalize_std, config.baseline)
 
 
 def by_prompt(samples: Sequence[Sample]) -> dict[str, list[Sample]]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from nemo_specrl.config.bounds import bounded
 from nemo_specrl.config.rules import RULES
 
+CORRECTIONS = ("none", "token", "prefix", "sequence")
+"""How the loss weighs tokens that were not drawn from the policy."""
+
 
 @dataclass(frozen=True)
 class ReuseConfig:
@@ -18,8 +21,11 @@ class ReuseConfig:
     log_lenience: float | None = bounded(None, at_least=0)
     """Natural log of the lenience ell; null = the paper's default for the algorithm (GRPO 0.5, DAPO 0.15).
     Only for `lenient`."""
-    correction: str = bounded("none", choices=("none", "behaviour"))
-    """`none`, or `behaviour`: the loss is told the law mu that leniently accepted tokens really have (ours)."""
+    correction: str = bounded("none", choices=CORRECTIONS)
+    """What the loss makes of the law mu that leniently reused tokens really have (ours). Each token's loss is weighted
+    with `token`: its own p/mu; `prefix`: the product of p/mu up to it; `sequence`: the product over the whole response,
+    which alone leaves the gradient without bias, at the highest variance. `none`: by 1, SPEC-RL as published. See
+    `algorithm.max_behaviour_ratio`, which truncates the weight."""
     verifier: str = bounded("policy", choices=("policy", "engine"))
     """Who computes p on the cached tokens: `policy` (one forward of the trainer; serves the loss as well) or
     `engine` (prompt log-probs; temperature 1 and no truncation only)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nemo_specrl.config import bounds
-from nemo_specrl.config.algorithm import ALGORITHMS
+from nemo_specrl.config.algorithm import ALGORITHMS, AlgorithmConfig
 from nemo_specrl.config.rules import RULES
 from nemo_specrl.config.run import RunConfig
 
@@ -51,16 +51,16 @@ def _reuse_faults(run: RunConfig) -> Iterator[str]:
     facts = RULES.get(reuse.rule)
     if reuse.log_lenience is not None and not (facts and facts.takes_lenience):
         yield f"reuse.log_lenience is for reuse.rule=lenient only, not {reuse.rule}: drop it, or choose reuse=lenient"
-    if reuse.correction == "behaviour" and not (facts and facts.takes_lenience):
-        yield f"reuse.correction=behaviour corrects lenient reuse; reuse.rule={reuse.rule} needs none: drop it"
+    if reuse.correction != "none":
+        yield from _correction_faults(run)
     if reuse.verifier == "engine":
         if not (facts and facts.drawn_only):
             yield (
                 f"reuse.verifier=engine returns the drawn tokens' log-probs only, and reuse.rule={reuse.rule} needs "
                 "the whole law: use reuse.verifier=policy"
             )
-        if reuse.correction == "behaviour":
-            yield "reuse.correction=behaviour needs the law's top candidates: use reuse.verifier=policy"
+        if reuse.correction != "none":
+            yield f"reuse.correction={reuse.correction} needs the law's top candidates: use reuse.verifier=policy"
         if run.sampling.temperature != 1 or run.sampling.top_p != 1 or run.sampling.top_k:
             yield (
                 "reuse.verifier=engine: the engine's prompt log-probs are those of temperature 1 without truncation: "
@@ -68,6 +68,49 @@ def _reuse_faults(run: RunConfig) -> Iterator[str]:
             )
     if reuse.max_age < reuse.delay:
         yield f"reuse.delay={reuse.delay} epochs needs reuse.max_age of at least that (it is {reuse.max_age})"
+
+
+def _correction_faults(run: RunConfig) -> Iterator[str]:
+    """Whose law is not known, and what no weight can mend."""
+    reuse, facts = run.reuse, RULES.get(run.reuse.rule)
+    if reuse.correction == "behaviour":
+        yield (
+            "reuse.correction=behaviour is called token now, which is what it does: each token's own ratio, and some "
+            "of the bias stays. reuse.correction=sequence leaves none"
+        )
+    if not (facts and facts.takes_lenience):
+        yield (
+            f"reuse.correction={reuse.correction} corrects lenient reuse; reuse.rule={reuse.rule} needs none, or has "
+            "no known law: drop it"
+        )
+    if run.sampling.top_p != 1 or run.sampling.top_k:
+        yield (
+            f"reuse.correction={reuse.correction} with sampling.top_p={run.sampling.top_p:g} "
+            f"sampling.top_k={run.sampling.top_k}: a token that has come into the truncated law since the draft was "
+            "drawn can have no chance at all under lenient reuse, and no weight mends what is never sampled: use "
+            "sampling.top_p=1 sampling.top_k=0, or an exact rule (reuse=exact), or reuse.correction=none and its bias"
+        )
+
+
+def _objective_faults(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """Settings of the objective that do not go together."""
+    if algorithm.group_size < 2 and algorithm.baseline != "batch":
+        yield (
+            f"algorithm.group_size={algorithm.group_size}: a rollout alone has no group to be compared with; use 2 or "
+            "more, or algorithm.baseline=batch"
+        )
+    if algorithm.baseline == "batch" and algorithm.updates_per_step > 1:
+        yield (
+            "algorithm.baseline=batch compares with the whole step, and each of "
+            f"algorithm.updates_per_step={algorithm.updates_per_step} mini-batches sees its own part: use 1"
+        )
+    if algorithm.ratio == "sequence" and (algorithm.loss_level != "sequence" or algorithm.surrogate != "ppo"):
+        yield (
+            "algorithm.ratio=sequence clips whole rollouts: use algorithm.loss_level=sequence and "
+            "algorithm.surrogate=ppo"
+        )
+    if algorithm.dual_clip is not None and algorithm.surrogate != "ppo":
+        yield f"algorithm.dual_clip={algorithm.dual_clip} bounds PPO's surrogate: use algorithm.surrogate=ppo"
 
 
 def _loop_faults(run: RunConfig) -> Iterator[str]:
@@ -79,6 +122,7 @@ def _loop_faults(run: RunConfig) -> Iterator[str]:
             f"algorithm.updates_per_step={algorithm.updates_per_step}: a mini-batch is made of whole groups, and there "
             f"are only algorithm.prompts_per_step={algorithm.prompts_per_step} of them"
         )
+    yield from _objective_faults(run.algorithm)
     if not run.bench.slots:
         yield "bench.slots=[]: give at least one number of engine slots, e.g. [1,8,32]"
     for key, text in (("name", run.name), ("output_dir", run.output_dir)):

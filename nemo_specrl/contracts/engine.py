@@ -9,7 +9,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
-from nemo_specrl.types import FinishReason, FloatArray, IntArray, Rollout, TopK
+from nemo_specrl.types import BoolArray, FinishReason, FloatArray, IntArray, Rollout, TopK
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,8 @@ class Completion:
     """[M, K] the law's top candidates, where asked for."""
     spec: SpecCounters | None = None
     """Speculation in this request alone; None where the engine does not count it."""
+    accepted: BoolArray | None = None
+    """[M] whether each token was drafted and accepted; None where the engine does not say."""
 
 
 class StaleEngineError(RuntimeError):

@@ -28,6 +28,17 @@ class RewardResult:
         return RewardResult(math.nan, valid=False, error=error)
 
 
+WRITERS = {
+    "r": "reused",
+    "x": "replacement",
+    "d": "drafted and accepted",
+    "g": "generated",
+    "u": "generated or drafted",
+}
+"""Who wrote a token, letter -> name: an earlier rollout; the verification, at the first rejected token; the engine's
+drafter; the engine itself; the engine, which does not say whether it was drafted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A prompt's rollout, and what the step has found out about it so far."""
@@ -38,6 +49,8 @@ class Sample:
     """How many of its tokens, the last ones, the engine drew."""
     spec: SpecCounters | None = None
     """Speculation in its request; None where nothing was generated, or the engine does not count it."""
+    written: str = ""
+    """[T] who wrote each token, letters of WRITERS; empty = not told."""
     reward: RewardResult | None = None
     """None until it is scored."""
     ref_logprobs: FloatArray | None = None

@@ -12,7 +12,7 @@ from rich.console import Console
 from nemo_specrl.reporting.as_json import as_json
 from nemo_specrl.reporting.compare import Comparison, compare
 from nemo_specrl.reporting.gate import SYNTAX, failures, parse_condition
-from nemo_specrl.reporting.html import comparison_page
+from nemo_specrl.reporting.html import comparison_page, write_page
 from nemo_specrl.reporting.load import find_runs
 from nemo_specrl.reporting.measures import ALIGNMENTS, KEYS
 from nemo_specrl.reporting.spool_reader import read_folders
@@ -43,10 +43,13 @@ def compare_folders(
 
 def write(comparison: Comparison, html: Path | None, json: Path | None) -> None:
     """The page and the JSON, where a path is given; missing folders are made."""
-    for path, text in ((html, comparison_page), (json, as_json)):
+    for path in (html, json):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text(comparison), encoding="utf-8")
+    if html is not None:
+        write_page(html, comparison_page(comparison))
+    if json is not None:
+        json.write_text(as_json(comparison), encoding="utf-8")
 
 
 def compare_command(args: list[str]) -> int:

@@ -21,7 +21,7 @@ from nemo_specrl.reporting.measures import (
     mean,
     smoothed_reward,
 )
-from nemo_specrl.reporting.stats import Contrast, Estimate, contrast, estimate
+from nemo_specrl.reporting.stats import ENOUGH, Contrast, Estimate, contrast, estimate
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,11 @@ def _stages(runs: Sequence[RunHistory]) -> dict[str, float]:
 
 def _notes(groups: dict[str, list[RunHistory]], last: int, from_epoch: int, steady_steps: int) -> list[str]:
     notes = []
-    single = [arm for arm, runs in groups.items() if len(runs) < 2]
-    if single and len(groups) > 1:
-        notes.append(f"one seed only ({', '.join(single)}): differences are shown, none is claimed")
+    few = [f"{arm} {len(runs)}" for arm, runs in groups.items() if len(runs) < ENOUGH]
+    if few and len(groups) > 1:
+        notes.append(
+            f"fewer than {ENOUGH} seeds ({', '.join(few)}): differences and intervals are shown, none is claimed"
+        )
     longer = sorted({run.source for runs in groups.values() for run in runs if run.last_step() > last})
     if longer:
         notes.append(f"compared up to step {last}, where the shortest run ends; longer: {', '.join(longer)}")

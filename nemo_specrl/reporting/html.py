@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 
 from nemo_specrl.reporting.compare import Comparison
 from nemo_specrl.reporting.curves import Curve
@@ -16,7 +17,7 @@ from nemo_specrl.reporting.words import cell, favour
 READING = (
     "Intervals are 95 %: Student's over seeds; against the baseline, the wider of Student's and the bootstrap's over "
     "pairs of seeds. Speedups are baseline / arm. A difference is claimed only where its interval leaves no room for "
-    "none, and never from one seed. Bands in the charts are the range over seeds. Blank: not recorded."
+    "none, and never from fewer than three seeds. Bands in the charts are the range over seeds. Blank: not recorded."
 )
 X_LABELS = {
     "step": "step",
@@ -44,10 +45,13 @@ def comparison_page(comparison: Comparison) -> str:
     return page(title, f"seeds per arm: {seeds}; rewards at equal {comparison.align}", "".join(body))
 
 
-def page(title: str, subtitle: str, body: str) -> str:
-    """A document with our style and script inlined."""
+def page(title: str, subtitle: str, body: str, *, parts: Sequence[str] = ()) -> str:
+    """A document with our style and script inlined, and those of `parts`."""
     here = resources.files("nemo_specrl.reporting")
-    style, script = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        "".join((here / f"{name}.{kind}").read_text(encoding="utf-8") for name in ("page", *parts))
+        for kind in ("css", "js")
+    )
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -57,6 +61,11 @@ def page(title: str, subtitle: str, body: str) -> str:
         '<button id="theme" type="button" title="switch between light and dark">Dark</button></header>'
         f"{body}<script>{script}</script></body></html>\n"
     )
+
+
+def write_page(path: Path, text: str) -> None:
+    """Lone surrogates, which UTF-8 has no bytes for, are written as character references."""
+    path.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
 
 
 def notes(lines: Sequence[str]) -> str:

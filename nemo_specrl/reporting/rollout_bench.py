@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nemo_specrl.reporting.curves import Curve
-from nemo_specrl.reporting.html import page
+from nemo_specrl.reporting.html import page, write_page
 from nemo_specrl.reporting.plot import legend, line_chart
 from nemo_specrl.reporting.stats import Contrast, contrast
 
@@ -194,7 +194,7 @@ def write(found: Sequence[Row], arms: Sequence[str], title: str, *, html: Path, 
         )
     )
     text = f'<p class="soft">{escape(READING)}</p><div class="charts">{charts}</div><h2>Figures</h2>{table}'
-    html.write_text(page(title, f"speeds against {arms[0]}", text))
+    write_page(html, page(title, f"speeds against {arms[0]}", text))
 
 
 def _curves(found: Sequence[Row], arms: Sequence[str], figure: Callable[[Row], Contrast | None]) -> list[Curve]:

@@ -1,18 +1,21 @@
-"""Intervals over seeds, and when a difference may be claimed. numpy only: comparing needs no scipy."""
+"""Intervals over seeds, and when a difference may be claimed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, TypeAlias
 
 import numpy as np
+from scipy.special import stdtrit
 
 LEVEL = 0.95
 """Confidence of every interval."""
 RESAMPLES = 10_000
+ENOUGH = 3
+"""Seeds from which on a difference may be claimed. Of two seeds an interval is shown, which is one number's word: its
+width is that of a single difference, and what it covers hangs on the normal law alone."""
 Verdict: TypeAlias = Literal["higher", "lower", "equal", "unknown"]
 
 
@@ -41,8 +44,8 @@ class Contrast:
     """Pairs of seeds, or the smaller arm's seeds where none pair up."""
     paired: bool
     verdict: Verdict
-    """`higher` or `lower` only where the whole interval is; `equal` = equal within its interval; `unknown` = one seed,
-    of which nothing is claimed."""
+    """`higher` or `lower` only where the whole interval is; `equal` = equal within its interval; `unknown` = fewer
+    than three seeds, of which nothing is claimed."""
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
@@ -104,28 +107,10 @@ def _claim(value: float, means: np.ndarray, half: float, n: int, *, paired: bool
     tail = 50 * (1 - LEVEL)
     low, high = (float(x) for x in np.percentile(means, [tail, 100 - tail]))
     low, high = min(low, value - half), max(high, value + half)
-    verdict: Verdict = "higher" if low > 0 else "lower" if high < 0 else "equal"
+    verdict: Verdict = "unknown" if n < ENOUGH else "higher" if low > 0 else "lower" if high < 0 else "equal"
     return Contrast(value, low, high, n, paired, verdict)
 
 
-@cache
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
     """t with P(|T| <= t) = level for Student's T with so many degrees of freedom (>= 1, need not be whole)."""
-    low, high = 0.0, 1.0
-    while _student_inside(high, freedom) < level:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_inside(middle, freedom) < level else (low, middle)
-    return (low + high) / 2
-
-
-def _student_inside(t: float, freedom: float) -> float:
-    """P(|T| <= t): Simpson's rule over t = sqrt(freedom) tan(angle), where the density is a power of the cosine."""
-    angles = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 2001)
-    density = np.cos(angles) ** (freedom - 1)
-    weights = np.ones(2001)
-    weights[1:-1:2], weights[2:-1:2] = 4, 2
-    area = float(density @ weights) * float(angles[1]) / 3
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    return 2 * area * scale
+    return float(stdtrit(freedom, (1 + level) / 2))

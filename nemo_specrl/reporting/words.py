@@ -9,7 +9,6 @@ _VERDICTS = {
     "higher": "higher",
     "lower": "lower",
     "equal": "equal within its interval",
-    "unknown": "one seed: no claim",
 }
 
 
@@ -42,7 +41,7 @@ def cell(comparison: Comparison, figure: Figure, arm: str) -> tuple[str, str, st
         if against is None:
             return "", "", ""
         return number(against.value, "x"), interval(against.low, against.high, "x"), verdict(figure, arm)
-    main = number(found.mean, measure.unit) + _seeds(found, len(comparison.runs[arm]))
+    main = number(found.mean, measure.unit) + _missing(found, len(comparison.runs[arm]))
     return main, interval(found.low, found.high, measure.unit), verdict(figure, arm)
 
 
@@ -52,9 +51,9 @@ def verdict(figure: Figure, arm: str) -> str:
     if against is None:
         return ""
     if figure.measure.kind == "speedup":
-        return {"higher": "faster", "lower": "slower"}.get(against.verdict, _VERDICTS[against.verdict])
+        return {"higher": "faster", "lower": "slower"}.get(against.verdict) or _claim(against)
     spread = interval(*_points(against, figure.measure.unit), "")
-    return f"{_signed(against.value, figure.measure.unit)} {spread}".rstrip() + f": {_VERDICTS[against.verdict]}"
+    return f"{_signed(against.value, figure.measure.unit)} {spread}".rstrip() + f": {_claim(against)}"
 
 
 def short(comparison: Comparison, figure: Figure, arm: str) -> str:
@@ -63,7 +62,7 @@ def short(comparison: Comparison, figure: Figure, arm: str) -> str:
     if against is None:
         spread = figure.measure.kind != "speedup" and found is not None
         return interval(found.low, found.high, unit) if spread and found is not None else ""
-    word = {"equal": "equal", "unknown": "1 seed"}.get(against.verdict, against.verdict)
+    word = _seeds(against.n) if against.verdict == "unknown" else against.verdict
     if figure.measure.kind == "speedup":
         word = {"higher": "faster", "lower": "slower"}.get(word, word)
         return f"{interval(against.low, against.high, '')} {word}".lstrip()
@@ -92,5 +91,15 @@ def favour(figure: Figure, arm: str) -> str:
     return "good" if against.verdict == figure.measure.better else "bad"
 
 
-def _seeds(found: Estimate, runs: int) -> str:
+def _claim(against: Contrast) -> str:
+    if against.verdict == "unknown":
+        return f"{_seeds(against.n)}: no claim"
+    return _VERDICTS[against.verdict]
+
+
+def _seeds(n: int) -> str:
+    return "1 seed" if n == 1 else f"{n} seeds"
+
+
+def _missing(found: Estimate, runs: int) -> str:
     return f" ({found.n} of {runs} seeds)" if found.n < runs else ""

@@ -103,8 +103,14 @@ class RolloutGenerator:
             rollouts = self.reuse.assemble(plans, tails, version)
             batch.stats = self.reuse.stats(plans, drafts, verified, rollouts)
             batch.samples = [
-                Sample(prompt, rollout, drawn=len(tail.token_ids) if tail else 0, spec=tail.spec if tail else None)
-                for prompt, rollout, tail in zip(owners, rollouts, tails, strict=True)
+                Sample(
+                    prompt,
+                    rollout,
+                    drawn=len(tail.token_ids) if tail else 0,
+                    spec=tail.spec if tail else None,
+                    written=_writers(plan, tail),
+                )
+                for prompt, rollout, plan, tail in zip(owners, rollouts, plans, tails, strict=True)
             ]
             batch.plan_s = looked_up - start + time.perf_counter() - begun - batch.generate_s
         return self.share(batch)
@@ -134,3 +140,13 @@ class RolloutGenerator:
             return engine_seed(self.seed, step, plan.prompt_key, plan.slot)
         draws = generator(self.seed, step, plan.prompt_key, plan.slot, "thinning").integers(0, 2**31 - 1, attempt)
         return int(draws[-1])
+
+
+def _writers(plan: Plan, tail: Completion | None) -> str:
+    """A letter of `contracts.sample.WRITERS` for each token of the rollout that the two make."""
+    decided = "r" * plan.kept + "x" * (len(plan.token_ids) - plan.kept)
+    if tail is None:
+        return decided
+    if tail.accepted is None:
+        return decided + "u" * len(tail.token_ids)
+    return decided + "".join("d" if drafted else "g" for drafted in tail.accepted)

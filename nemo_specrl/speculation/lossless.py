@@ -7,11 +7,11 @@ Whether an engine samples from the policy is `transform`'s question. Ours.
 
 from __future__ import annotations
 
-import math
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import chdtrc, chdtri, chndtr
 
 from nemo_specrl.contracts.verdict import Verdict
 
@@ -96,51 +96,9 @@ def distance(law: Probs, probs: Probs) -> float:
 
 def critical_value(freedom: int, level: float = LEVEL) -> float:
     """The value that a chi-square variable exceeds with probability `level`."""
-    low, high = 0.0, float(freedom + 10)
-    while survival(high, freedom) > level:
-        high *= 2
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if survival(middle, freedom) > level else (low, middle)
-    return high
+    return float(chdtri(freedom, level))
 
 
 def survival(x: float, freedom: int, noncentrality: float = 0.0) -> float:
-    """P(X > x) of a (noncentral) chi-square variable: a Poisson(noncentrality / 2) mixture of central ones."""
-    if x <= 0:
-        return 1.0
-    if noncentrality == 0:
-        return _upper_gamma(freedom / 2, x / 2)
-    if x < freedom + noncentrality - 10 * math.sqrt(2 * (freedom + 2 * noncentrality)):
-        return 1.0
-    mean = noncentrality / 2
-    spread = 10 * math.sqrt(mean) + 20
-    terms = range(max(0, int(mean - spread)), int(mean + spread) + 1)
-    weights = [math.exp(j * math.log(mean) - mean - math.lgamma(j + 1)) for j in terms]
-    return min(1.0, sum(w * _upper_gamma(freedom / 2 + j, x / 2) for j, w in zip(terms, weights, strict=True)))
-
-
-def _upper_gamma(a: float, x: float) -> float:
-    """The regularised upper incomplete gamma function Q(a, x): series below a + 1, continued fraction above."""
-    front = math.exp(a * math.log(x) - x - math.lgamma(a))
-    if x < a + 1:
-        term = total = 1.0 / a
-        n = a
-        while term > total * 1e-16:
-            n += 1
-            term *= x / n
-            total += term
-        return 1.0 - front * total
-    tiny = 1e-300
-    b = x + 1 - a
-    c, d = 1 / tiny, 1 / b
-    value = d
-    for i in range(1, 10_000):
-        an = i * (a - i)
-        b += 2
-        d = 1 / (an * d + b or tiny)
-        c = b + an / c or tiny
-        value *= c * d
-        if abs(c * d - 1) < 1e-15:
-            break
-    return front * value
+    """P(X > x) of a (noncentral) chi-square variable."""
+    return float(1.0 - chndtr(x, freedom, noncentrality) if noncentrality else chdtrc(freedom, x))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from nemo_specrl.config.reuse import CORRECTIONS
 from nemo_specrl.contracts.engine import Completion
 from nemo_specrl.speculation.acceptance import Rule
 from nemo_specrl.speculation.randomness import uniforms
@@ -221,13 +222,14 @@ class ReuseStats:
 def behaviour_logprobs(rollout: Rollout, policy_logprobs: FloatArray, correction: str) -> FloatArray:
     """[T] what the loss is told that the tokens were drawn from.
 
-    `none`: the policy itself, SPEC-RL's choice. `behaviour` (ours): the law mu while the draft was alive and at the
-    first rejected position, the policy after it; the product of policy/mu is then the exact weight of the sequence.
-    (Of a rollout without a draft the first token is told by its own law too: the engine's log-prob.)"""
+    `none`: the policy itself, SPEC-RL's choice. Any other correction (ours): the law mu while the draft was alive and
+    at the first rejected position, the policy after it; the product of policy/mu is then the exact weight of the
+    sequence, where mu gives mass to all that the policy does. Whether the draft is alive has the same law given the
+    tokens under both, and drops out. (Of a rollout without a draft the first token is told by its own law too: the
+    engine's log-prob.)"""
     if correction == "none":
         return policy_logprobs
-    if correction != "behaviour":
-        raise ValueError(f"unknown reuse.correction {correction!r}; choose none or behaviour")
+    assert correction in CORRECTIONS, correction
     told = policy_logprobs.copy()
     alive = slice(rollout.reused + 1)
     told[alive] = rollout.logprobs[alive]

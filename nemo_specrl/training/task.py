@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nemo_specrl.reporting import rollout_log
 from nemo_specrl.training.parts import Parts
 from nemo_specrl.training.plan import StepPlan
+
+LOG = logging.getLogger("nemo_specrl")
 
 
 @dataclass
@@ -19,6 +23,8 @@ class TaskStep:
     """What the terminal says of it."""
     rollouts: list[dict[str, Any]] = field(default_factory=list)
     """A few of them, as a person wants to read them."""
+    tokens: list[dict[str, Any]] = field(default_factory=list)
+    """The same, token by token (`reporting.rollout_log`)."""
 
 
 class Task(Protocol):
@@ -43,5 +49,10 @@ def record(parts: Parts, step: int, done: TaskStep) -> None:
         parts.tracker.metrics(done.metrics, step)
         if done.rollouts:
             parts.tracker.table("rollouts", done.rollouts, step)
+        if done.tokens:
+            try:
+                rollout_log.append(parts.folder, step, int(done.metrics["train/epoch"]), done.tokens)
+            except OSError as error:  # telemetry never stops training
+                LOG.warning("the rollouts of step %d are not in the report: %s", step, error)
     if done.line:
         parts.progress.say(done.line)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from nemo_specrl.reporting import run_report
 from nemo_specrl.training.evaluate import validate_policy
 from nemo_specrl.training.parts import Parts
 from nemo_specrl.training.plan import StepPlan
 from nemo_specrl.training.ranks import is_main
-from nemo_specrl.training.samples import sample_rows
+from nemo_specrl.training.samples import sample_rows, sample_tokens
 from nemo_specrl.training.step import run_step
 from nemo_specrl.training.task import TaskStep
 
@@ -35,11 +36,16 @@ class RlTask:
             metrics = metrics | validate_policy(parts, plan.step)
         if not is_main():
             return TaskStep(metrics)
-        rollouts = sample_rows(result.samples, parts.decode, parts.run.tracking.sample_rollouts)
-        return TaskStep(metrics, _line(plan, metrics), rollouts)
+        count = parts.run.tracking.sample_rollouts
+        rollouts = sample_rows(result.samples, parts.decode, count)
+        tokens = sample_tokens(result.samples, parts.tokenizer, count, parts.run.algorithm)
+        return TaskStep(metrics, _line(plan, metrics), rollouts, tokens)
 
     def end(self, plans: Sequence[StepPlan], done: int) -> None:
-        """Nothing: the last checkpoint has it all."""
+        """The report as an artifact of the tracked run, which is about to end."""
+        parts = self.parts
+        if parts.tracker is not None and done:
+            parts.tracker.artifact(run_report(parts.folder, status="FINISHED" if done == len(plans) else "KILLED"))
 
 
 def _line(plan: StepPlan, m: Mapping[str, float]) -> str:

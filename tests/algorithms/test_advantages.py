@@ -38,9 +38,38 @@ def test_no_advantage_without_two_different_valid_rewards(rewards, valid, normal
     assert not has_signal(rewards, valid, ["a"] * 3).any()
 
 
-def test_a_valid_reward_must_be_finite():
-    with pytest.raises(ValueError, match=r"sample 1 is nan.*valid=False"):
-        group_advantages([0.0, np.nan], [True, True], ["a", "a"], True)
+@pytest.mark.parametrize("normalize_std", [True, False])
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 1e6, 1e30])
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_rewards_that_are_equal_up_to_rounding_are_equal(scale, kind, normalize_std):
+    """Divided by their own deviation, 0.1 + 0.2 and 0.3 would have advantages of 0.7."""
+    assert group_advantages([0.1 + 0.2, 0.3], [True] * 2, ["a"] * 2, normalize_std).tolist() == [0.0, 0.0]
+    x = kind(0.3 * scale)
+    rewards = [x, np.nextafter(x, kind(np.inf)), np.nextafter(x, kind(0))]
+    assert len({float(r) for r in rewards}) == 3
+    assert group_advantages(rewards, [True] * 3, ["a"] * 3, normalize_std).tolist() == [0.0, 0.0, 0.0]
+    assert not has_signal(rewards, [True] * 3, ["a"] * 3).any()
+
+
+def test_terms_that_cancel_leave_no_signal():
+    rewards = [1.0 - 0.9 - 0.1, 0.0, 0.1 + 0.2 - 0.3]
+    assert rewards[0] != 0
+    assert group_advantages(rewards, [True] * 3, ["a"] * 3, True).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1e-3, 1.0, 1e6, 1e30])
+def test_what_differs_keeps_its_advantage_at_every_scale(scale):
+    """A thousandth apart is a difference, whatever the unit, and beside rewards equal up to rounding, too."""
+    rewards = [scale, 1.001 * scale, (0.1 + 0.2) / 0.3 * scale, scale]
+    found = group_advantages(rewards, [True] * 4, ["a"] * 4, True)
+    np.testing.assert_allclose(found, [-0.5, 1.5, -0.5, -0.5], rtol=1e-5)
+    assert has_signal(rewards, [True] * 4, ["a"] * 4).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39])
+def test_a_valid_reward_must_be_finite_in_fp32(bad):
+    with pytest.raises(ValueError, match=r"sample 1 is .*valid=False"):
+        group_advantages([0.0, bad], [True, True], ["a", "a"], True)
 
 
 @given(st.lists(st.tuples(st.integers(-5, 5), st.booleans(), st.sampled_from("abc")), max_size=24), st.booleans())

@@ -192,3 +192,28 @@ def test_metrics_carry_no_gradient():
     _, metrics = policy_loss(GRPO)(logprobs.requires_grad_(), batch)
     assert metrics
     assert not any(value.requires_grad for value in metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [("none", [1, 1, 1]), ("token", [0.5, 3, 0.25]), ("prefix", [0.5, 1.5, 0.375]), ("sequence", [0.375] * 3)],
+)
+def test_each_correction_weighs_by_its_product(correction, weights):
+    """Two rows, the second shorter; what lies in its padding is not looked at."""
+    ratios = [[0.5, 3.0, 0.25], [2.0, math.nan, math.nan]]
+    behaviour = [[-math.log(r) for r in row] for row in ratios]
+    batch = batch_of([[0.0] * 3] * 2, [[1.0] * 3] * 2, [[0.25] * 3, [0.25, 0, 0]], behaviour=behaviour)
+    logprobs = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    loss, metrics = policy_loss(AlgorithmConfig(max_behaviour_ratio=10), correction)(logprobs, batch)
+    loss.backward()
+    second = 1.0 if correction == "none" else 2.0
+    assert logprobs.grad.tolist() == [pytest.approx([-w / 4 for w in weights]), pytest.approx([-second / 4, 0, 0])]
+    assert metrics["behaviour_square"].item() == pytest.approx((sum(w**2 for w in weights) + second**2) / 4)
+
+
+def test_a_long_product_stays_finite():
+    behaviour = [[-15.0] * 100]
+    batch = batch_of([[0.0] * 100], [[1.0] * 100], [[0.01] * 100], behaviour=behaviour, dtype=torch.float32)
+    loss, metrics = policy_loss(GRPO, "sequence")(torch.zeros(1, 100), batch)
+    assert loss.item() == pytest.approx(-2.0)
+    assert metrics["behaviour_capped"].item() == pytest.approx(1.0)

@@ -5,6 +5,7 @@ from nemo_specrl.algorithms import make_algorithm
 from nemo_specrl.algorithms.rows import build_rows, split_groups
 from nemo_specrl.config.algorithm import AlgorithmConfig
 from nemo_specrl.contracts.sample import RewardResult, Sample
+from nemo_specrl.policy.megatron.loss import token_weights
 from nemo_specrl.types import Prompt, Rollout
 
 GRPO = AlgorithmConfig(group_size=2)
@@ -50,7 +51,7 @@ def test_a_row_carries_its_rollout_and_its_advantage():
     assert rows[0].ref_logprobs is None
 
 
-@pytest.mark.parametrize("correction", ["none", "behaviour"])
+@pytest.mark.parametrize("correction", ["none", "token", "sequence"])
 def test_the_behaviour_law_is_told_only_where_a_correction_is_on(correction):
     """Without a draft it is the first token's own law that is told."""
     samples = samples_of([rollout(slot=0, shift=0.5), rollout(slot=1)], [1.0, 0.0], reference=-3.0)
@@ -98,3 +99,14 @@ def test_fewer_groups_than_mini_batches():
     two = samples_of([rollout(slot=0), rollout(slot=1)], [0.0, 1.0])
     assert split_groups(two, 4) == [two]
     assert split_groups([], 4) == []
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_step_with_truncated_rollouts_is_no_smaller_step(level):
+    """One of four is cut off: it stays in the baseline (a quarter right, not a third), and the three that count weigh
+    what four would."""
+    rollouts = [rollout(slot=i, length=i + 1, finish="length" if i == 3 else "stop") for i in range(4)]
+    config = AlgorithmConfig(overlong_masking=True, normalize_std=False, loss_level=level)
+    rows = rows_of(config, rollouts, [1.0, 0.0, 0.0, 0.0])
+    assert [row.advantages[0] for row in rows] == [0.75, -0.25, -0.25]
+    assert sum(float(w.sum()) for w in token_weights(rows, level)) == pytest.approx(1)

@@ -91,14 +91,10 @@ def test_an_early_window_and_none_at_all(make_run: MakeRun) -> None:
 
 def test_the_report_of_one_run(make_run: MakeRun) -> None:
     folder = make_run("solo", config={"policy.lr": "<script>"})
-    (folder / "tables").mkdir()
-    columns = ["step", "prompt", "reused_text", "new_text", "reward"]
-    table = {"columns": columns, "data": [[40, "1+1=", "the <b>", "answer", 1.0]]}
-    (folder / "tables" / "rollouts.json").write_text(json.dumps(table))
     path = run_report(folder)
     page = path.read_text()
     assert path == folder / "report.html"
-    assert "<mark>the &lt;b&gt;</mark>answer" in page
+    assert "Rollouts" not in page, "none were logged"
     assert "&lt;script&gt;" in page
     assert "rollout seconds per step" in page
     assert "speedup" not in page, "a single run is faster than nothing"

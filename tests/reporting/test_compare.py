@@ -11,6 +11,7 @@ import pytest
 
 from nemo_specrl.reporting import compare, load_run
 from nemo_specrl.reporting.compare import Comparison
+from nemo_specrl.reporting.words import favour, short, verdict
 
 MakeRun = Callable[..., Path]
 
@@ -67,7 +68,23 @@ def test_a_worse_reward_is_called_lower(make_run: MakeRun) -> None:
 def test_one_seed_claims_nothing_and_says_so(make_run: MakeRun) -> None:
     found = compared([make_run("a"), make_run("b", generate_s=1.0)])
     assert found.figure("rollout_speedup").contrasts["b"].verdict == "unknown"  # type: ignore[union-attr]
-    assert any("one seed only" in note for note in found.notes)
+    assert any("fewer than 3 seeds (a 1, b 1)" in note for note in found.notes)
+
+
+def test_two_seeds_show_an_interval_and_claim_nothing(make_run: MakeRun) -> None:
+    """The difference is tenfold, and a third seed is what lets it be claimed."""
+    arms = {"a": {}, "b": {"generate_s": 1.0}}
+    folders = [make_run(arm, seed, **truth) for arm, truth in arms.items() for seed in range(3)]
+    two = compared([folder for folder in folders if not folder.name.endswith("-2")])
+    against = two.figure("rollout_speedup").contrasts["b"]
+    assert against is not None
+    assert against.low is not None
+    assert against.low > 1
+    assert against.verdict == "unknown"
+    assert verdict(two.figure("rollout_speedup"), "b") == "2 seeds: no claim"
+    assert short(two, two.figure("reward"), "b").endswith("2 seeds")
+    assert favour(two.figure("rollout_speedup"), "b") == ""
+    assert compared(folders).figure("rollout_speedup").contrasts["b"].verdict == "higher"  # type: ignore[union-attr]
 
 
 def test_missing_is_blank(make_run: MakeRun) -> None:

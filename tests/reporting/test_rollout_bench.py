@@ -42,7 +42,8 @@ def test_speeds_are_paired_ratios_with_verification_counted() -> None:
     exact = found[8, "exact_history"]
     assert exact.speed is not None
     assert exact.speed.value == pytest.approx(2.0)
-    assert exact.speed.verdict == "higher"
+    assert exact.speed.verdict == "unknown", "two repetitions: an interval and no claim"
+    assert exact.speed.low == pytest.approx(2.0)
     assert exact.speed_unverified is not None
     assert exact.speed_unverified.value == pytest.approx(((10 / 4) * (11 / 4.5)) ** 0.5)
     assert exact.repeats == 2

@@ -177,3 +177,17 @@ def test_prompts_that_share_tokens_are_told_apart() -> None:
     assert len(keys) == 4
     assert len({tuple(p.token_ids.tolist()) for p in PROMPTS}) == 3
     assert all(a != b for a, b in itertools.pairwise(sorted(keys)))
+
+
+@pytest.mark.parametrize("rule", ["exact", "lenient", "off"])
+def test_every_token_says_who_wrote_it(rule: str) -> None:
+    """The toy engine does not tell whether it drafted: its tokens are of unknown writers."""
+    batch, _ = two_epochs(f"reuse={rule}", *([] if rule == "off" else ["reuse.topk=4"]))
+    seen = set()
+    for sample in batch.samples:
+        reused, length = sample.rollout.reused, sample.rollout.length
+        replaced = length - reused - sample.drawn
+        assert replaced in (0, 1)
+        assert sample.written == "r" * reused + "x" * replaced + "u" * sample.drawn
+        seen |= set(sample.written)
+    assert seen == set("u" if rule == "off" else "rxu")

@@ -151,11 +151,10 @@ def test_behaviour_is_told_up_to_the_first_rejected_position() -> None:
     source = rollout(LAWS, [1, 2, 3, 4, 5], 0).with_(reused=2)
     policy = np.full(5, -9.0, np.float32)
     assert behaviour_logprobs(source, policy, "none") is policy
-    told = behaviour_logprobs(source, policy, "behaviour")
-    np.testing.assert_array_equal(told[:3], source.logprobs[:3])
-    np.testing.assert_array_equal(told[3:], policy[3:])
-    with pytest.raises(ValueError, match="none or behaviour"):
-        behaviour_logprobs(source, policy, "mu")
+    for correction in ("token", "prefix", "sequence"):
+        told = behaviour_logprobs(source, policy, correction)
+        np.testing.assert_array_equal(told[:3], source.logprobs[:3])
+        np.testing.assert_array_equal(told[3:], policy[3:])
 
 
 def test_counts_add_up_and_rates_are_ratios_of_sums() -> None:

@@ -109,12 +109,10 @@ def _kl(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[
     if not 0 < topk < law.vocab_size:
         return _sum(terms.sum(dim=-1), law), q - p
     kept = log_p >= _kth(log_p, law, topk)
-    sums = torch.stack([terms.mul(kept).sum(-1), p.masked_fill(kept, 0).sum(-1), q.masked_fill(kept, 0).sum(-1)])
-    on, p_lump, q_lump = _sum(sums, law)
-    tiny = torch.finfo(torch.float32).tiny
-    ratio = p_lump / q_lump.clamp_min(tiny)
-    lump = torch.where(p_lump > 0, p_lump * ratio.clamp_min(tiny).log(), 0.0)
-    return on + lump, q - torch.where(kept, p, ratio[:, None] * q)
+    on = _sum(terms.mul(kept).sum(-1), law)
+    p_lump, q_lump = (_log_sum(x.masked_fill(kept, -torch.inf), law) for x in (log_p, log_q))
+    lump = torch.where(p_lump > -torch.inf, p_lump.exp() * (p_lump - q_lump), 0.0)
+    return on + lump, q - torch.where(kept, p, _exp(log_q, p_lump - q_lump))
 
 
 def _acceptance(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,21 +120,21 @@ def _acceptance(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -
     temperature 1).
 
     The derivative is q (c - m) / a, where m = 1 where the draft is too rare (q < p), else 0, and c = sum q m. With a
-    lump L of the rest, a takes it as one symbol, min(p(L), q(L)), and m is the same for all of L."""
-    p, q = log_p.exp(), log_q.exp()
-    short = q < p
+    lump L of the rest, a takes it as one symbol, min(p(L), q(L)), and m is the same for all of L. All in logs: where
+    the laws hardly overlap, a and the rare q underflow, and their ratio is what there is to learn from."""
+    short = log_q < log_p
+    overlap = torch.minimum(log_p, log_q)
     if not 0 < topk < law.vocab_size:
-        overlap = torch.where(short, q, p)
-        a, c = _sum(torch.stack([overlap.sum(-1), q.mul(short).sum(-1)]), law)
+        log_a = _log_sum(overlap, law)
     else:
         kept = log_p >= _kth(log_p, law, topk)
-        p_lump, q_lump = _sum(torch.stack([x.masked_fill(kept, 0).sum(-1) for x in (p, q)]), law)
+        p_lump, q_lump = (_log_sum(x.masked_fill(kept, -torch.inf), law) for x in (log_p, log_q))
         short = torch.where(kept, short, (q_lump < p_lump)[:, None])
-        overlap = torch.minimum(p, q).mul_(kept)
-        a, c = _sum(torch.stack([overlap.sum(-1), q.mul(short).sum(-1)]), law)
-        a = a + torch.minimum(p_lump, q_lump)
-    a = a.clamp_min(torch.finfo(torch.float32).tiny)
-    return -a.log(), q * (c[:, None] - short.float()) / a[:, None]
+        log_a = _log_sum(overlap.masked_fill_(~kept, -torch.inf), law)
+        log_a = torch.logaddexp(log_a, torch.minimum(p_lump, q_lump))
+    rare = log_q.masked_fill(~short, -torch.inf)
+    log_c = _log_sum(rare, law)
+    return -log_a, _exp(log_q, log_c - log_a) - _exp(rare, -log_a)
 
 
 def _agreement(log_p: torch.Tensor, log_q: torch.Tensor, law: Law) -> torch.Tensor:
@@ -180,6 +178,20 @@ def _log_softmax(logits: torch.Tensor, law: Law) -> torch.Tensor:
     dist.all_reduce(top, op=dist.ReduceOp.MAX, group=law.group)
     z = z - top
     return z - _sum(z.exp().sum(dim=-1, keepdim=True), law).log()
+
+
+def _exp(log_q: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """[n, v] exp(log_q + shift [n]); 0 where either is -inf. Where a lump is empty the shift is NaN, and unused."""
+    return (log_q + shift[:, None]).exp_()
+
+
+def _log_sum(logs: torch.Tensor, law: Law) -> torch.Tensor:
+    """[n, v] -> [n] log of the sum of exp over the whole vocabulary; -inf where every entry is."""
+    top = logs.amax(dim=-1)
+    if law.tp > 1:
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=law.group)
+    top = top.masked_fill(torch.isneginf(top), 0.0)
+    return _sum((logs - top[:, None]).exp_().sum(dim=-1), law).log() + top
 
 
 def _sum(values: torch.Tensor, law: Law) -> torch.Tensor:

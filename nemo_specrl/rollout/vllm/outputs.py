@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nemo_specrl.contracts.engine import Completion, LogprobError, SpecCounters
+from nemo_specrl.rollout.vllm.step_sizes import accepted
 from nemo_specrl.types import FinishReason, FloatArray, IntArray, TopK
 
 _SLACK = 1e-4
@@ -24,8 +25,9 @@ def check_logprobs(token_ids: IntArray, logprobs: FloatArray) -> None:
         raise LogprobError(f"log-probability {logprobs[position]} of token {token_ids[position]} at {position}")
 
 
-def completion(output: Any, topk: int) -> Completion:
-    """A finished vllm.RequestOutput with flat log-probabilities: per position the sampled token, then the top K."""
+def completion(output: Any, topk: int, steps: list[int] | None = None) -> Completion:
+    """A finished vllm.RequestOutput with flat log-probabilities: per position the sampled token, then the top K.
+    `steps`: how many tokens each engine step gave."""
     sample = output.outputs[0]
     token_ids = np.asarray(sample.token_ids, dtype=np.int32)
     if sample.finish_reason not in ("stop", "length"):
@@ -42,7 +44,9 @@ def completion(output: Any, topk: int) -> Completion:
     check_logprobs(token_ids, values[:, 0])
     # The top K is a function of the law alone, ties included: the sampled token's own column is not mixed in.
     top = TopK(np.where(np.isneginf(values), -1, ids)[:, 1:], values[:, 1:]) if topk else None
-    return Completion(token_ids, np.minimum(values[:, 0], 0.0), finish, top, _request_spec(sample))
+    spec = _request_spec(sample)
+    drafted = None if steps is None else accepted(steps, len(token_ids), spec)
+    return Completion(token_ids, np.minimum(values[:, 0], 0.0), finish, top, spec, drafted)
 
 
 def _request_spec(sample: Any) -> SpecCounters | None:

@@ -22,6 +22,7 @@ from nemo_specrl.drafting import make_drafter
 from nemo_specrl.rollout.vllm import drafters
 from nemo_specrl.rollout.vllm.channel import Raised, Reply
 from nemo_specrl.rollout.vllm.outputs import completion, counters, response_logprobs
+from nemo_specrl.rollout.vllm.step_sizes import StepSizes
 from nemo_specrl.types import FloatArray, IntArray, Rollout
 
 _PR_SET_PDEATHSIG = 1
@@ -46,6 +47,7 @@ class Server:
         self._llm = vllm.LLM(**arguments)
         # The workers of a tensor-parallel engine are other processes, which this one's setting did not reach.
         self._llm.collective_rpc("specrl_configure", args=(drafter,))
+        self._steps = StepSizes(self._llm.llm_engine)
 
     def generate(
         self,
@@ -64,7 +66,7 @@ class Server:
             seed = np.random.SeedSequence([seed for *_, seed in requests]).generate_state(1, np.uint64)[0]
             self._llm.collective_rpc("specrl_seed", args=(int(seed),))
         jobs = [(context, params(max_tokens, seed)) for context, max_tokens, seed in requests]
-        return [completion(out, topk) for out in self._run(jobs, progress)]
+        return [completion(out, topk, sizes) for out, sizes in self._run(jobs, progress)]
 
     def score(self, rows: Sequence[tuple[list[int], int]]) -> list[FloatArray]:
         """rows: (prompt + response ids, response length T). [T] raw log-probabilities for each."""
@@ -75,15 +77,17 @@ class Server:
             max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True, skip_reading_prefix_cache=True
         )
         outputs = self._run([(ids, params) for ids, _ in rows], lambda done: None)
-        return [response_logprobs(out, n) for out, (_, n) in zip(outputs, rows, strict=True)]
+        return [response_logprobs(out, n) for (out, _), (_, n) in zip(outputs, rows, strict=True)]
 
-    def _run(self, jobs: Sequence[tuple[list[int], Any]], progress: Callable[[int], None]) -> list[Any]:
-        """Finished vLLM outputs, in the order of the jobs."""
+    def _run(
+        self, jobs: Sequence[tuple[list[int], Any]], progress: Callable[[int], None]
+    ) -> list[tuple[Any, list[int]]]:
+        """Finished vLLM outputs and the tokens of each engine step, in the order of the jobs."""
         prompts = [{"prompt_token_ids": token_ids} for token_ids, _ in jobs]
         outputs: list[Any] = self._llm.generate(
             prompts, [params for _, params in jobs], use_tqdm=functools.partial(_progress_bar, progress)
         )
-        return outputs
+        return [(output, self._steps.take(output.request_id)) for output in outputs]
 
     @property
     def unfinished(self) -> bool:

@@ -124,6 +124,29 @@ def test_a_head_that_is_too_small_gives_up_what_costs_it_less_of_its_loss() -> N
     assert found["kl"][0] < found["kl"][1] - 0.005
 
 
+@pytest.mark.parametrize("kind", ["kl", "acceptance"])
+@pytest.mark.parametrize("topk", [0, 2])
+@pytest.mark.parametrize("apart", [5.0, 40.0, 60.0, 100.0, 300.0])
+def test_laws_that_hardly_overlap_have_the_gradient_of_float64(apart: float, topk: int, kind: str) -> None:
+    """Policy and head each sure of another token, an overlap of e^-apart, down to far below fp32's e^-87."""
+    noise = torch.randn(2, 4, V, generator=torch.Generator().manual_seed(2))
+    student, teacher = noise[0], noise[1]
+    student[:, 3] += apart
+    teacher[:, 7] += apart
+    law, weights = Law(V), torch.ones(4)
+    ours = student.clone().requires_grad_()
+    found, _ = distil(ours, teacher, torch.eye(V), weights, law, topk, kind)
+    found.backward()
+    exact = student.double().requires_grad_()
+    expected = closed_form(exact, teacher.double(), torch.eye(V).double(), weights.double(), law, topk, kind)
+    expected.backward()
+    assert ours.grad is not None
+    assert exact.grad is not None
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-3, atol=1e-4)
+    assert float(ours.grad[:, 7].mean()) < -0.01, "the head learns to draft what the policy wants"
+
+
 def test_only_the_student_gets_a_gradient() -> None:
     student, teacher, head, weights = inputs()
     teacher.requires_grad_()
