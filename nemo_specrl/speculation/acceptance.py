@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nemo_specrl.config.registry import resolve
 from nemo_specrl.config.rules import RULES, RuleFacts
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
 Probs: TypeAlias = NDArray[np.floating[Any]]
 Ids: TypeAlias = NDArray[np.integer]
@@ -30,13 +33,13 @@ Ids: TypeAlias = NDArray[np.integer]
 class Evidence:
     """What a verification pass knows of t draft positions."""
 
-    p: Probs
+    p: Float[Probs, " t"]
     """[t] p(y)."""
-    q: Probs
+    q: Float[Probs, " t"]
     """[t] q(y); 0 where S is stored and y lies outside it."""
-    p_top: Probs
+    p_top: Float[Probs, "t K"]
     """[t, K] p on S; 0 at unused entries."""
-    q_top: Probs
+    q_top: Float[Probs, "t K"]
     """[t, K] q on S; 0 at unused entries. K = 0: S was not stored, or this rule does not read it here."""
 
     @property
@@ -45,7 +48,7 @@ class Evidence:
         return bool(self.q_top.shape[1])
 
     @staticmethod
-    def of_draft(p: Probs, q: Probs) -> Evidence:
+    def of_draft(p: Float[Probs, " t"], q: Float[Probs, " t"]) -> Evidence:
         """Evidence of the draft tokens alone, [t] p(y) and q(y)."""
         nothing = np.zeros((len(p), 0), np.float32)
         return Evidence(p, q, nothing, nothing)
@@ -59,14 +62,14 @@ class Evidence:
 class Law:
     """The law scale * p + bump_S that a token really has after a rule that does not give p."""
 
-    scale: Probs
+    scale: Float[Probs, " t"]
     """[t]"""
-    bump: Probs
+    bump: Float[Probs, "t K"]
     """[t, K] what is added on S."""
-    at_draft: Probs
+    at_draft: Float[Probs, " t"]
     """[t] the law of the draft token itself."""
 
-    def bias(self, e: Evidence) -> Probs:
+    def bias(self, e: Evidence) -> Float[Probs, " t"]:
         """[t] TV(law, p); needs S."""
         lost = 1.0 - self.scale
         outside = np.maximum(1.0 - _row_sums(e.p_top), 0.0)
@@ -108,11 +111,11 @@ class Rule:
         """See `RuleFacts`; False: see `cut`."""
         return self.facts.verifies
 
-    def weights(self, e: Evidence, before: float = 1.0) -> Probs:
+    def weights(self, e: Evidence, before: float = 1.0) -> Float[Probs, " n"]:
         """[t + 1] weight of the draft before each position and after the last; 1 for chain rules."""
         return np.ones(len(e.p) + 1)
 
-    def test(self, e: Evidence, weights: Probs) -> Probs:
+    def test(self, e: Evidence, weights: Float[Probs, " n"]) -> Float[Probs, " t"]:
         """[t] probability that each position's test passes, given `weights[:t]`."""
         raise AssertionError(f"{type(self).__name__} tests nothing")
 
@@ -120,7 +123,9 @@ class Rule:
         """Probability that a draft whose tests are over is kept whole."""
         return 1.0
 
-    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+    def residual(
+        self, p: Float[Probs, " V"], draft: int, ids: Int[Ids, " K"], q: Float[Probs, " K"], weight: float = 1.0
+    ) -> Float[Probs, " V"]:
         """[V] unnormalised law of the token that replaces `draft`; p [V], ids [K] and q [K] of S at that position."""
         return p
 
@@ -162,7 +167,7 @@ class Lenient(Rule):
         mu(A) - p(A) <= min(1, ell*x) * (1 - x), whose maximum is ell/4 for ell <= 2, else 1 - 1/ell."""
         return self.lenience / 4 if self.lenience <= 2 else 1 - 1 / self.lenience
 
-    def test(self, e: Evidence, weights: Probs) -> Probs:
+    def test(self, e: Evidence, weights: Float[Probs, " n"]) -> Float[Probs, " t"]:
         return ratio(self.lenience * e.p, e.q)
 
     def law(self, e: Evidence) -> Law:
@@ -182,10 +187,12 @@ class Exact(Rule):
 
     facts: ClassVar[RuleFacts] = RULES["exact"]
 
-    def test(self, e: Evidence, weights: Probs) -> Probs:
+    def test(self, e: Evidence, weights: Float[Probs, " n"]) -> Float[Probs, " t"]:
         return ratio(e.p, e.q)
 
-    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+    def residual(
+        self, p: Float[Probs, " V"], draft: int, ids: Int[Ids, " K"], q: Float[Probs, " K"], weight: float = 1.0
+    ) -> Float[Probs, " V"]:
         return _minus_draft_law(p, ids, q)
 
 
@@ -195,10 +202,12 @@ class OneHot(Rule):
 
     facts: ClassVar[RuleFacts] = RULES["one_hot"]
 
-    def test(self, e: Evidence, weights: Probs) -> Probs:
+    def test(self, e: Evidence, weights: Float[Probs, " n"]) -> Float[Probs, " t"]:
         return e.p.copy()
 
-    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+    def residual(
+        self, p: Float[Probs, " V"], draft: int, ids: Int[Ids, " K"], q: Float[Probs, " K"], weight: float = 1.0
+    ) -> Float[Probs, " V"]:
         rest = p.copy()
         if 0 <= draft < len(rest):
             rest[draft] = 0.0
@@ -218,7 +227,7 @@ class Block(Rule):
     reads_topk: ClassVar[bool] = True
     longest: ClassVar[bool] = True
 
-    def weights(self, e: Evidence, before: float = 1.0) -> Probs:
+    def weights(self, e: Evidence, before: float = 1.0) -> Float[Probs, " n"]:
         # X' = min(X + s, 0) in logs is a walk reflected at 0, hence X = walk - running maximum (Lindley).
         with np.errstate(divide="ignore", invalid="ignore"):
             steps = np.where(e.q > 0, np.log(e.p) - np.log(e.q), -np.inf)
@@ -227,7 +236,7 @@ class Block(Rule):
         ceiling = np.maximum(np.maximum.accumulate(walk), 0.0)
         return np.asarray(np.exp(walk - ceiling), dtype=np.float64)
 
-    def test(self, e: Evidence, weights: Probs) -> Probs:
+    def test(self, e: Evidence, weights: Float[Probs, " n"]) -> Float[Probs, " t"]:
         w = weights[: len(e.p)].astype(e.p_top.dtype)
         excess = w[:, None] * e.p_top
         excess -= e.q_top
@@ -239,7 +248,9 @@ class Block(Rule):
     def final(self, weight: float) -> float:
         return weight
 
-    def residual(self, p: Probs, draft: int, ids: Ids, q: Probs, weight: float = 1.0) -> Probs:
+    def residual(
+        self, p: Float[Probs, " V"], draft: int, ids: Int[Ids, " K"], q: Float[Probs, " K"], weight: float = 1.0
+    ) -> Float[Probs, " V"]:
         return _minus_draft_law(weight * p, ids, q)
 
 
@@ -270,12 +281,12 @@ def make_rule(name: str, log_lenience: float = 0.0) -> Rule:
     return rule
 
 
-def draw(weights: Probs, u: float) -> int:
+def draw(weights: Float[Probs, " V"], u: float) -> int:
     """The index that uniform `u` in [0, 1) picks from unnormalised `weights` [V], by inverse CDF; -1 if all are 0."""
     return int(draws(weights, np.asarray([u]))[0])
 
 
-def draws(weights: Probs, u: Probs) -> NDArray[np.int64]:
+def draws(weights: Float[Probs, " V"], u: Float[Probs, " n"]) -> Int[Ids, " n"]:
     """[n] as `draw`, for uniforms [n]."""
     total = np.cumsum(weights, dtype=np.float64)
     if not total[-1] > 0:
@@ -285,17 +296,17 @@ def draws(weights: Probs, u: Probs) -> NDArray[np.int64]:
     return np.asarray(np.searchsorted(total, below, side="right"), dtype=np.int64)
 
 
-def ratio(numerator: Probs, q: Probs) -> Probs:
+def ratio(numerator: Float[Probs, " t"], q: Float[Probs, " t"]) -> Float[Probs, " t"]:
     """min(1, numerator / q), and 0 where q = 0: what q cannot have drawn is never accepted."""
     return np.asarray(np.minimum(numerator, q) / np.maximum(q, np.finfo(np.float32).tiny))
 
 
-def _row_sums(a: Probs) -> Probs:
+def _row_sums(a: Float[Probs, "t K"]) -> Float[Probs, " t"]:
     """[t] sums of [t, K]: for so few columns a matrix product is three times as fast as `sum`."""
     return np.asarray(a @ np.ones(a.shape[1], a.dtype))
 
 
-def _minus_draft_law(p: Probs, ids: Ids, q: Probs) -> Probs:
+def _minus_draft_law(p: Float[Probs, " V"], ids: Int[Ids, " K"], q: Float[Probs, " K"]) -> Float[Probs, " V"]:
     """(p - q)+ with q on S only."""
     rest = p.copy()
     inside = (ids >= 0) & (ids < len(p))

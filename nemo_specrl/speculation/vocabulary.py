@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from jaxtyping import Float, Int
 
 
-def at(logprobs: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def at(logprobs: Float[torch.Tensor, "t V"], columns: Int[torch.Tensor, "t C"]) -> Float[torch.Tensor, "t C"]:
     """[t, C] entries of logprobs [t, V] at int64 columns [t, C]."""
     return logprobs.gather(1, columns)
 
 
-def entropy(logprobs: torch.Tensor) -> torch.Tensor:
+def entropy(logprobs: Float[torch.Tensor, "t V"]) -> Float[torch.Tensor, " t"]:
     """[t] entropy of each law [t, V], nats."""
     import torch
 
@@ -25,15 +26,19 @@ def entropy(logprobs: torch.Tensor) -> torch.Tensor:
     return probs.sum(-1)
 
 
-def top(logprobs: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def top(logprobs: Float[torch.Tensor, "t V"], k: int) -> tuple[Float[torch.Tensor, "t k"], Int[torch.Tensor, "t k"]]:
     """([t, k] values, [t, k] ids) of the k most likely tokens."""
     values, ids = logprobs.topk(k, dim=-1)
     return values, ids
 
 
 def top_of_law(
-    logprobs: torch.Tensor, k: int, scale: torch.Tensor, bump: torch.Tensor, columns: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs: Float[torch.Tensor, "t V"],
+    k: int,
+    scale: Float[torch.Tensor, " t"],
+    bump: Float[torch.Tensor, "t K"],
+    columns: Int[torch.Tensor, "t K"],
+) -> tuple[Float[torch.Tensor, "t k"], Int[torch.Tensor, "t k"]]:
     """As `top`, of the law scale [t] * p + bump [t, K] at columns [t, K]."""
     law = logprobs.exp().mul_(scale[:, None]).scatter_add_(1, columns, bump)
     values, ids = law.topk(k, dim=-1)

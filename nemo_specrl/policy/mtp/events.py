@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,8 +17,11 @@ import torch
 from nemo_specrl.contracts.companion import Forward
 from nemo_specrl.types import FloatArray
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def possible(mask: FloatArray, depth: int) -> FloatArray:
+
+def possible(mask: Float[FloatArray, " T"], depth: int) -> Float[FloatArray, "{depth} T"]:
     """[T] response mask -> [D, T]: 1 where the event counts. Tokens of padding or other segments are masked, so no
     event crosses them."""
     alive = (mask > 0).astype(np.float32)

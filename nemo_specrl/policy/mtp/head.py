@@ -10,7 +10,7 @@ Shapes: S positions, B rows, H hidden, D head size.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -23,6 +23,9 @@ from nemo_specrl.policy.megatron.model import compute_dtype, transformer_config
 from nemo_specrl.policy.megatron.parallel import ParallelLayout
 from nemo_specrl.policy.megatron.rotary import inverse_frequencies
 from nemo_specrl.policy.mtp.attention import RecurrentAttention
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 class MtpHead(torch.nn.Module):
@@ -46,7 +49,9 @@ class MtpHead(torch.nn.Module):
         self.final_layernorm = torch.nn.RMSNorm(norm, eps=eps)
         self.to(device=layout.device, dtype=compute_dtype(config, layout.device))
 
-    def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, depth: int) -> list[torch.Tensor]:
+    def forward(
+        self, embedded: Float[torch.Tensor, "S B H"], hidden: Float[torch.Tensor, "S B H"], depth: int
+    ) -> list[Float[torch.Tensor, "S B H"]]:
         """([S, B, H] embeddings of the inputs, [S, B, H] hidden states) -> [S, B, H] for each depth.
 
         Entry d - 1 at position t has used the tokens up to t + d; past the end of a row it means nothing."""
@@ -65,7 +70,7 @@ class MtpHead(torch.nn.Module):
         attention.start()
         return outputs
 
-    def _angles(self, length: int, first: int) -> torch.Tensor:
+    def _angles(self, length: int, first: int) -> Float[torch.Tensor, "{length} 1 1 D"]:
         """[S, 1, 1, D] fp32 rotary angles of positions first, first + 1, ..., as Megatron takes them."""
         positions = torch.arange(first, first + length, device=self._frequencies.device)
         angles = torch.outer(positions.float(), self._frequencies)

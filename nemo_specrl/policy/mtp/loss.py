@@ -15,12 +15,15 @@ Shapes: N events, H hidden, V vocabulary, v this rank's share of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from nemo_specrl.policy.megatron.law import Law, log_probs
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 CHUNK = 1 << 23
 """Logits of one rank that exist at once, per law."""
@@ -29,14 +32,14 @@ Comparison = Callable[[torch.Tensor, torch.Tensor, Law, int], tuple[torch.Tensor
 
 
 def distil(
-    student: torch.Tensor,
-    teacher: torch.Tensor,
-    head: torch.Tensor,
-    weights: torch.Tensor,
+    student: Float[torch.Tensor, "N H"],
+    teacher: Float[torch.Tensor, "N H"],
+    head: Float[torch.Tensor, "v_padded H"],
+    weights: Float[torch.Tensor, " N"],
     law: Law,
     topk: int = 0,
     loss: str = "kl",
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Float[torch.Tensor, ""], Float[torch.Tensor, "N 3"]]:
     """(the weighted sum of losses, a scalar with gradient for `student` only; [N, 3] what `agreement` says).
 
     `student`, `teacher` [N, H] final hidden states; `head` [v (padded), H] the LM head's weight; `weights` [N].
@@ -47,7 +50,12 @@ def distil(
     return total, agreed
 
 
-def agreement(student: torch.Tensor, teacher: torch.Tensor, head: torch.Tensor, law: Law) -> torch.Tensor:
+def agreement(
+    student: Float[torch.Tensor, "N H"],
+    teacher: Float[torch.Tensor, "N H"],
+    head: Float[torch.Tensor, "v_padded H"],
+    law: Law,
+) -> Float[torch.Tensor, "N 3"]:
     """[N, 3] fp32, no gradient: the chance that the verifier accepts a draft drawn from the head's law,
     sum_x min(p, q) (Leviathan et al., arXiv 2211.17192); that of the head's likeliest token, p(argmax q); and whether
     the likeliest tokens agree."""
@@ -99,7 +107,9 @@ class _Distil(torch.autograd.Function):
         return gradient * grad.to(gradient.dtype), None, None, None, None, None, None
 
 
-def _kl(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _kl(
+    log_p: Float[torch.Tensor, "n v"], log_q: Float[torch.Tensor, "n v"], law: Law, topk: int
+) -> tuple[Float[torch.Tensor, " n"], Float[torch.Tensor, "n v"]]:
     """[n, v] log-laws -> ([n] KL(p || q), [n, v] its derivative by the student's logits at temperature 1).
 
     Both laws restricted to the top-k set S and the lump L of the rest: KL = sum_S p log(p/q) + p(L) log(p(L)/q(L)); its
@@ -115,7 +125,9 @@ def _kl(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[
     return on + lump, q - torch.where(kept, p, _exp(log_q, p_lump - q_lump))
 
 
-def _acceptance(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _acceptance(
+    log_p: Float[torch.Tensor, "n v"], log_q: Float[torch.Tensor, "n v"], law: Law, topk: int
+) -> tuple[Float[torch.Tensor, " n"], Float[torch.Tensor, "n v"]]:
     """[n, v] log-laws -> ([n] -log a with a = sum min(p, q), [n, v] its derivative by the student's logits at
     temperature 1).
 
@@ -137,7 +149,9 @@ def _acceptance(log_p: torch.Tensor, log_q: torch.Tensor, law: Law, topk: int) -
     return -log_a, _exp(log_q, log_c - log_a) - _exp(rare, -log_a)
 
 
-def _agreement(log_p: torch.Tensor, log_q: torch.Tensor, law: Law) -> torch.Tensor:
+def _agreement(
+    log_p: Float[torch.Tensor, "n v"], log_q: Float[torch.Tensor, "n v"], law: Law
+) -> Float[torch.Tensor, "n 3"]:
     """[n, v] log-laws -> [n, 3], see `agreement`."""
     overlap = _sum(torch.minimum(log_p, log_q).exp().sum(dim=-1), law)
     top_q, best = log_q.max(dim=-1)
@@ -151,7 +165,7 @@ def _agreement(log_p: torch.Tensor, log_q: torch.Tensor, law: Law) -> torch.Tens
     return torch.stack([overlap, top[1].exp(), (top[1] == top[2]).float()], dim=-1)
 
 
-def _kth(log_p: torch.Tensor, law: Law, k: int) -> torch.Tensor:
+def _kth(log_p: Float[torch.Tensor, "n v"], law: Law, k: int) -> Float[torch.Tensor, "n 1"]:
     """[n, 1] the k-th largest over the whole vocabulary."""
     best = log_p.topk(min(k, log_p.shape[-1]), dim=-1).values
     if law.tp > 1:
@@ -162,14 +176,16 @@ def _kth(log_p: torch.Tensor, law: Law, k: int) -> torch.Tensor:
     return best[:, -1:]
 
 
-def _teacher(hidden: torch.Tensor, head: torch.Tensor, law: Law) -> torch.Tensor:
+def _teacher(
+    hidden: Float[torch.Tensor, "n H"], head: Float[torch.Tensor, "v_padded H"], law: Law
+) -> Float[torch.Tensor, "n v"]:
     """[n, H] -> [n, v] this rank's share of the sampling law, fp32 log-probabilities."""
     if law.truncates:
         return log_probs(hidden @ head.T, law)[:, law.start : law.start + law.width]
     return _log_softmax(hidden @ head[: law.width].T, law)
 
 
-def _log_softmax(logits: torch.Tensor, law: Law) -> torch.Tensor:
+def _log_softmax(logits: Float[torch.Tensor, "n v"], law: Law) -> Float[torch.Tensor, "n v"]:
     """[n, v] logits -> [n, v] fp32 log-probabilities at the law's temperature, without truncation."""
     z = logits.float() / law.temperature
     if law.tp == 1:
@@ -180,12 +196,12 @@ def _log_softmax(logits: torch.Tensor, law: Law) -> torch.Tensor:
     return z - _sum(z.exp().sum(dim=-1, keepdim=True), law).log()
 
 
-def _exp(log_q: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def _exp(log_q: Float[torch.Tensor, "n v"], shift: Float[torch.Tensor, " n"]) -> Float[torch.Tensor, "n v"]:
     """[n, v] exp(log_q + shift [n]); 0 where either is -inf. Where a lump is empty the shift is NaN, and unused."""
     return (log_q + shift[:, None]).exp_()
 
 
-def _log_sum(logs: torch.Tensor, law: Law) -> torch.Tensor:
+def _log_sum(logs: Float[torch.Tensor, "n v"], law: Law) -> Float[torch.Tensor, " n"]:
     """[n, v] -> [n] log of the sum of exp over the whole vocabulary; -inf where every entry is."""
     top = logs.amax(dim=-1)
     if law.tp > 1:
