@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_specrl.cluster.calls import call, unheard_options
 from nemo_specrl.cluster.header import log_name
 from nemo_specrl.cluster.sbatch import explain, render
 from nemo_specrl.cluster.tasks import plan
@@ -21,7 +20,6 @@ from nemo_specrl.config.run import RunConfig
 
 SUBMISSION_FILE = "submission.json"
 SCRIPT_FILE = "job.sh"
-CALL_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,12 @@ class Submission:
 def submit_command(overrides: Sequence[str], dry_run: bool = False) -> int:
     """Submit a run, or with `dry_run` print the very bytes of the script (stdout) and the reasons (stderr)."""
     run = compose(overrides)
+    if unheard := unheard_options(os.environ):
+        print(
+            f"not handed on to sbatch: {', '.join(unheard)}; say it in the configuration (cluster.partition, "
+            "cluster.extra_sbatch, ...)",
+            file=sys.stderr,
+        )
     if dry_run:
         script = checked_script(run, overrides)
         sys.stdout.write(script)
@@ -93,16 +97,3 @@ def sbatch(script: Path, output: str) -> str:
     if match is None:
         raise ValueError(f"sbatch answered {text.strip()!r}, which holds no job id")
     return match[1]
-
-
-def call(words: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> str:
-    """The output of one of Slurm's commands; ValueError with its error text."""
-    if shutil.which(words[0]) is None:
-        raise ValueError(f"{words[0]} is not on the PATH: run this on a login node of a Slurm cluster")
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{words[0]} gave no answer within {timeout_s:.0f} s: is slurmctld up? (sdiag)") from error
-    if done.returncode:
-        raise ValueError(f"{words[0]} refused: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from nemo_specrl.cluster.status import collect
 from nemo_specrl.cluster.submit import submit
 from nemo_specrl.config.cluster import ClusterConfig
 from nemo_specrl.config.run import RunConfig
-from tests.cluster.slurm import NEEDS_SLURM, environment, over, wait_for
+from tests.cluster.slurm import NEEDS_SLURM, ROOT, environment, over, wait_for
 
 __all__ = ["environment"]
 pytestmark = NEEDS_SLURM
@@ -25,19 +26,31 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 def stand_in(folder: Path, *overrides: str, **cluster: object) -> str:
     """Submit the stand-in trainer; the job id."""
     python = folder.parent / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" "{STAND_IN}" "$@"\n')
     python.chmod(0o755)
     config = ClusterConfig(python=f"'{python}'", scratch=str(folder.parent), **cluster)
     run = RunConfig(name="stand-in", output_dir=str(folder), cluster=config)
     return submit(run, [f"output_dir={folder}", *overrides]).job_id
 
 
+LEFT = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_JOB_END_TIME": "1700000000",
+    "SLURM_CPU_BIND": "mask_cpu:0x1",
+    "SLURM_MEM_PER_CPU": "7",
+    "SBATCH_PARTITION": "nowhere",
+    "PMIX_RANK": "3",
+    "WORLD_SIZE": "4",
+    "RANK": "2",
+}
+"""What the submitter's own job has left in the environment."""
 ARRAY = {"time": "2", "stop_before_end_s": 105, "seeds": (3, 4), "max_parallel": 2}
 JOBS: dict[str, tuple[str, dict[str, object]]] = {
+    "plain": ("steps=3 step_s=0.1", {"time": "5", "stop_before_end_s": 60}),
     "cancelled": ("steps=500 step_s=1", {"time": "10", "stop_before_end_s": 60}),
     "crash": ("steps=9 step_s=0 crash_at=2", {"time": "5", "stop_before_end_s": 60, "crash_retries": 1}),
-    "with space, it's %j": ("steps=55 step_s=1", {"time": "2", "stop_before_end_s": 100}),
-    "chain": ("steps=50 step_s=1", {"time": "2", "stop_before_end_s": 105, "requeue": False}),
+    "with space, it's %j": ("steps=55 step_s=1", {"time": "2", "stop_before_end_s": 100, "export": "HOME"}),
+    "chain": ("steps=50 step_s=1", {"time": "2", "stop_before_end_s": 105, "requeue": False, "export": "NONE"}),
     "array": ("steps=50 step_s=1", ARRAY),
     "array_chain": ("steps=50 step_s=1", {**ARRAY, "requeue": False}),
 }
@@ -45,11 +58,16 @@ JOBS: dict[str, tuple[str, dict[str, object]]] = {
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory, environment) -> Iterator[Callable[[str], tuple[Path, str]]]:
-    """Folder and id of each stand-in job. All are submitted at once: they wait for slurmctld's clock, not for a CPU."""
+    """Folder and id of each stand-in job. All are submitted at once: they wait for slurmctld's clock, not for a CPU.
+
+    The submitter sits in an interactive job of its own that is over."""
     submitted = {}
-    for name, (overrides, cluster) in JOBS.items():
-        folder = tmp_path_factory.mktemp("job") / name
-        submitted[name] = folder, stand_in(folder, *overrides.split(), **cluster)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in LEFT.items():
+            patch.setenv(name, value)
+        for name, (overrides, cluster) in JOBS.items():
+            folder = tmp_path_factory.mktemp("job") / name
+            submitted[name] = folder, stand_in(folder, *overrides.split(), **cluster)
     yield submitted.__getitem__
     subprocess.run(["scancel", *(job_id for _, job_id in submitted.values())], capture_output=True)
 
@@ -69,6 +87,17 @@ def test_cancel_is_final_and_the_trainer_gets_to_save(jobs):
     (status,) = collect(folder)
     assert (status.state, len(status.attempts)) == ("CANCELLED", 1)
     assert "stopping: SIG" in Path(status.log).read_text()
+
+
+def test_nothing_of_the_submitters_job_reaches_the_payload(jobs):
+    """A mask of its CPUs pinned the job, and its end stopped it after one step."""
+    folder, job_id = jobs("plain")
+    assert wait_for(job_id, over, 120).state == "COMPLETED"
+    assert [item.exit_code for item in collect(folder)[0].attempts] == [0]
+    assert steps(folder) == [1, 2, 3]
+    seen = json.loads((folder / "environment.json").read_text())
+    assert {name: seen.get(name) for name in LEFT} == dict.fromkeys(LEFT) | {"SLURM_JOB_ID": job_id}
+    assert int(seen["NEMO_SPECRL_JOB_END_TIME"]) > time.time()
 
 
 def test_crash_retries_are_bounded_and_the_job_is_failed(jobs):
