@@ -36,6 +36,7 @@ REQUEUE=1
 MAX_ATTEMPTS=50
 CRASH_RETRIES=0
 FORWARD_SIGNAL=1
+STOPPED_EARLY=85
 PORT_BASE=20000
 PORT_BLOCKS=500
 SCRATCH=/tmp
@@ -166,7 +167,7 @@ count_attempts() {
     [ "$(cat "$folder/root" 2>/dev/null)" = "$root" ] || continue
     if [ "$1" = crashes ]; then
       code=$(cat "$folder/exit_code" 2>/dev/null || echo 0)
-      [ "$code" != 0 ] && [ "$code" != 85 ] || continue
+      [ "$code" != 0 ] && [ "$code" != "$STOPPED_EARLY" ] || continue
     fi
     n=$((n + 1))
   done
@@ -253,12 +254,15 @@ main() {
   trap 'warned TERM' TERM
   [ -z "$early" ] || warned "$early before the start"
   wait_payload
-  if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=85; fi
+  if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=$STOPPED_EARLY; fi
   echo "$code" > "$NEMO_SPECRL_ATTEMPT_DIR/exit_code"
   clean_scratch
   case $code in
     0) say "finished" ;;
-    85) say "stopped early with a checkpoint: $(cat "$NEMO_SPECRL_ATTEMPT_DIR/requeue" 2>/dev/null)"; again ;;
+    "$STOPPED_EARLY")
+      say "stopped early with a checkpoint: $(cat "$NEMO_SPECRL_ATTEMPT_DIR/requeue" 2>/dev/null)"
+      again
+      ;;
     *)
       say "failed with exit code $code; the end of its log:"
       tail -n 20 "$NEMO_SPECRL_ATTEMPT_DIR/output.log"

@@ -1,7 +1,7 @@
 """The fixed part of every job script: attempts, the warning signal, requeue. The settings above it are rendered.
 
-Read it as bash. Its contract with the trainer: exit code 85, or a file `requeue` in the attempt's folder, means
-"stopped early with a checkpoint".
+Read it as bash. Its contract with the trainer (nemo_specrl/handover.py): an exit code, or a file `requeue` in the
+attempt's folder, means "stopped early with a checkpoint".
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ count_attempts() {
     [ "$(cat "$folder/root" 2>/dev/null)" = "$root" ] || continue
     if [ "$1" = crashes ]; then
       code=$(cat "$folder/exit_code" 2>/dev/null || echo 0)
-      [ "$code" != 0 ] && [ "$code" != 85 ] || continue
+      [ "$code" != 0 ] && [ "$code" != "$STOPPED_EARLY" ] || continue
     fi
     n=$((n + 1))
   done
@@ -204,12 +204,15 @@ main() {
   trap 'warned TERM' TERM
   [ -z "$early" ] || warned "$early before the start"
   wait_payload
-  if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=85; fi
+  if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=$STOPPED_EARLY; fi
   echo "$code" > "$NEMO_SPECRL_ATTEMPT_DIR/exit_code"
   clean_scratch
   case $code in
     0) say "finished" ;;
-    85) say "stopped early with a checkpoint: $(cat "$NEMO_SPECRL_ATTEMPT_DIR/requeue" 2>/dev/null)"; again ;;
+    "$STOPPED_EARLY")
+      say "stopped early with a checkpoint: $(cat "$NEMO_SPECRL_ATTEMPT_DIR/requeue" 2>/dev/null)"
+      again
+      ;;
     *)
       say "failed with exit code $code; the end of its log:"
       tail -n 20 "$NEMO_SPECRL_ATTEMPT_DIR/output.log"

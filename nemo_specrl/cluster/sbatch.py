@@ -11,6 +11,7 @@ from nemo_specrl.cluster.header import header
 from nemo_specrl.cluster.payload import constants, expandable, payload, ranks_per_node
 from nemo_specrl.cluster.tasks import Task, is_array, plan
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.handover import REQUEUE_EXIT_CODE
 
 # Slurm may warn up to a minute early, and a setup line may take minutes: without a trap the shell would die of it.
 _EARLY_TRAPS = """\
@@ -97,6 +98,7 @@ def _settings(run: RunConfig) -> str:
         "CRASH_RETRIES": str(c.crash_retries),
         # Ray's own processes would die of a user signal; there the trainer's walltime budget alone stops the run.
         "FORWARD_SIGNAL": str(int(run.trainer.name == "local")),
+        "STOPPED_EARLY": str(REQUEUE_EXIT_CODE),
         "PORT_BASE": str(c.port_base),
         "PORT_BLOCKS": str(PORT_BLOCKS),
         "SCRATCH": expandable(c.scratch),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nemo_specrl.cluster.jobs import Job, query
 from nemo_specrl.cluster.submit import SUBMISSION_FILE
+from nemo_specrl.handover import REQUEUE_EXIT_CODE, REQUEUE_FILE
 
 USAGE = "usage: nemo-specrl status RUN [RUN ...] [--json]   (RUN: an output folder of nemo-specrl submit)"
 
@@ -92,7 +93,7 @@ def attempts(run: Path) -> list[Attempt]:
                 job=_read(path),
                 nodes=_read(folder / "nodes"),
                 exit_code=int(code) if code else None,
-                why=_read(folder / "requeue"),
+                why=_read(folder / REQUEUE_FILE),
             )
         )
     return found
@@ -106,7 +107,7 @@ def _status(run: Path, job_id: str, job: Job | None) -> RunStatus:
     lives = attempts(run)
     if job is None:  # Slurm has forgotten it: what the batch shell wrote is all there is
         last = lives[-1].exit_code if lives else None
-        state = {None: "UNKNOWN", 0: "COMPLETED", 85: "STOPPED"}.get(last, "FAILED")
+        state = {None: "UNKNOWN", 0: "COMPLETED", REQUEUE_EXIT_CODE: "STOPPED"}.get(last, "FAILED")
         job = Job(job_id, state, "" if last is None else f"{last}:0", "", "", "Slurm no longer knows this job")
     log = str(run / "slurm" / f"attempt_{lives[-1].number}" / "output.log") if lives else ""
     return RunStatus(

@@ -17,6 +17,7 @@ from nemo_specrl.cluster.tasks import plan
 from nemo_specrl.cluster.validate import check_secrets, validate_cluster
 from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.files import write_atomic
 
 SUBMISSION_FILE = "submission.json"
 SCRIPT_FILE = "job.sh"
@@ -86,7 +87,7 @@ def submit(run: RunConfig, overrides: Sequence[str]) -> Submission:
     for folder in folders:
         mine = done.output_dirs if folder == logs else [str(folder.parent)]
         record = {"job_id": job_id, "output_dirs": mine, "base": str(logs.parent)}
-        (folder / SUBMISSION_FILE).write_text(json.dumps(record, indent=1))
+        write_atomic(folder / SUBMISSION_FILE, json.dumps(record, indent=1))  # `status` may be reading
     return done
 
 
