@@ -28,7 +28,7 @@ def staged(path: Path, *, durable: bool = True) -> Iterator[Path]:
         yield scratch
         if durable:
             sync(scratch)
-            publish(scratch, path)
+            put_in_place(scratch, path)
         else:
             os.replace(scratch, path)
     except BaseException:
@@ -36,7 +36,7 @@ def staged(path: Path, *, durable: bool = True) -> Iterator[Path]:
         raise
 
 
-def publish(staging: Path, final: Path) -> None:
+def put_in_place(staging: Path, final: Path) -> None:
     """Move a finished file or folder into place, durably. A file that is there is replaced, a folder must be empty."""
     os.replace(staging, final)
     sync(final.parent)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nemo_specrl import files
-from nemo_specrl.files import publish, staged, sync, write_atomic
+from nemo_specrl.files import put_in_place, staged, sync, write_atomic
 
 
 def test_contents_are_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -66,14 +66,14 @@ def test_a_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_a_folder_is_published_once(tmp_path: Path) -> None:
+def test_a_folder_is_put_in_place_once(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(name)
-    publish(tmp_path / "one", tmp_path / "final")
+    put_in_place(tmp_path / "one", tmp_path / "final")
     assert (tmp_path / "final" / "file").read_text() == "one"
     with pytest.raises(OSError, match="not empty"):
-        publish(tmp_path / "two", tmp_path / "final")
+        put_in_place(tmp_path / "two", tmp_path / "final")
 
 
 def test_a_file_system_without_sync_is_no_error_and_a_broken_disk_is(
