@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from nemo_specrl.config.arguments import Parser
 from nemo_specrl.models.cache import cache_root
 from nemo_specrl.packages import NEEDED, OPTIONAL, version
 
@@ -71,8 +72,9 @@ def _accelerator() -> Iterator[Finding]:
 
 def doctor_command(args: list[str]) -> int:
     """Print the findings; exit code 1 when something that `train` needs is missing."""
-    if args:
-        raise ValueError(f"doctor takes no arguments, not {' '.join(args)}")
+    Parser("nemo-specrl doctor", description="What this machine has, what will be used, what is missing.").parse_args(
+        args
+    )
     table = Table("", "what", "found", "use", box=None, header_style="bold")
     missing = []
     for finding in findings():

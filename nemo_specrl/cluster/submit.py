@@ -15,6 +15,7 @@ from nemo_specrl.cluster.header import log_name
 from nemo_specrl.cluster.sbatch import explain, render
 from nemo_specrl.cluster.tasks import plan
 from nemo_specrl.cluster.validate import check_secrets, validate_cluster
+from nemo_specrl.config.arguments import Parser
 from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.files import write_atomic
@@ -33,8 +34,15 @@ class Submission:
     """The runs' folders, one per array task."""
 
 
-def submit_command(overrides: Sequence[str], dry_run: bool = False) -> int:
-    """Submit a run, or with `dry_run` print the very bytes of the script (stdout) and the reasons (stderr)."""
+def submit_command(args: Sequence[str]) -> int:
+    """Submit a run, or with --dry-run print the very bytes of the script (stdout) and the reasons (stderr)."""
+    parser = Parser("nemo-specrl submit", description="Submit a run to Slurm.", allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", metavar="group=option|key=value", help="as for `nemo-specrl train`")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the script, and why it is as it is; submit nothing"
+    )
+    options = parser.parse_intermixed_args(args)
+    overrides: list[str] = options.overrides
     run = compose(overrides)
     if unheard := unheard_options(os.environ):
         print(
@@ -42,7 +50,7 @@ def submit_command(overrides: Sequence[str], dry_run: bool = False) -> int:
             "cluster.extra_sbatch, ...)",
             file=sys.stderr,
         )
-    if dry_run:
+    if options.dry_run:
         script = checked_script(run, overrides)
         sys.stdout.write(script)
         sys.stdout.flush()
