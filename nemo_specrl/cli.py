@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_specrl.quiet import quiet_libraries
+
 USAGE = """\
 nemo-specrl: RL post-training with speculative rollouts.
 
@@ -147,6 +149,7 @@ def run(args: list[str]) -> int:
     if args[1:] in (["-h"], ["--help"]) and not VERBS[args[0]].own_help:
         print(f"nemo-specrl {args[0]}: {VERBS[args[0]].help}\n\n{usage()}")
         return 0
+    quiet_libraries()
     try:
         return VERBS[args[0]].run(args[1:])
     except SystemExit as stop:  # argparse has shown a verb's own help

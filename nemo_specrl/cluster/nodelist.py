@@ -1,8 +1,8 @@
 """Node lists in Slurm's notation, checked before a job waits for hours. Inside a job Slurm itself expands them.
 
-No library, though there are two well-kept ones: of the lists that our tests call malformed, python-hostlist 2.3.0 (GPL)
-takes 11 of 27 as they stand, `node[001-02]` and `a,,b` among them, and ClusterShell 1.10.1 (LGPL, wants PyYAML) takes 9,
-reads `node[-1]` as a name, sorts the nodes where their order says which is the head, and refuses `a[1][2]`.
+No library, though there are two well-kept ones: of the 27 lists that our tests call malformed, python-hostlist 2.3.0
+(GPL) takes 11, `node[001-02]` and `a,,b` among them; ClusterShell 1.10.1 (LGPL, wants PyYAML) takes 9, `node[-1]` as a
+name among them, sorts the nodes, whose order says which is the head, and refuses `a[1][2]`.
 """
 
 from __future__ import annotations
