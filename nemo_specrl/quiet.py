@@ -36,17 +36,13 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Without the bars of transformers and the hub inside: the caller has said what is going on."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    """Without the bars of transformers (and of the hub, which it sets too): the caller has said what is going on."""
     from transformers.utils import logging as transformers_logging
 
-    bars = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
-    disable_progress_bars()
     try:
         yield
     finally:
-        if bars[0]:
+        if shown:
             transformers_logging.enable_progress_bar()
-        if bars[1]:
-            enable_progress_bars()
