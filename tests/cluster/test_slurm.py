@@ -100,6 +100,32 @@ def test_nothing_of_the_submitters_job_reaches_the_payload(jobs):
     assert int(seen["NEMO_SPECRL_JOB_END_TIME"]) > time.time()
 
 
+def test_jobs_that_would_share_ports_do_not(tmp_path):
+    """Two jobs on one node, with first ports such that the second one's id leads it to the first one's."""
+    common = {"time": "5", "stop_before_end_s": 60, "nodelist": "node1", "job_name": "stand-in-ports"}
+    folders = [tmp_path / "one", tmp_path / "two"]
+    one = stand_in(folders[0], "steps=600", "step_s=0.1", port_base=12000, **common)
+    wanted = 12000 + 16 * (int(one) % 500)
+    base = wanted - 16 * ((int(one) + 1) % 500)
+    seen = [folder / "environment.json" for folder in folders]
+    try:
+        while not (seen[0].exists() and seen[0].read_text().endswith("}")):
+            time.sleep(0.1)
+        two = stand_in(folders[1], "steps=600", "step_s=0.1", port_base=base, **common)
+        assert int(two) == int(one) + 1
+        while not (seen[1].exists() and seen[1].read_text().endswith("}")):
+            time.sleep(0.1)
+        ports = [int(json.loads(path.read_text())["MASTER_PORT"]) for path in seen]
+        assert len(list(tmp_path.glob("nemo-specrl-*-ports-*"))) == 2
+    finally:
+        subprocess.run(["scancel", "--name=stand-in-ports"], check=True)
+    assert ports[0] == wanted
+    assert ports[1] == base + 16 * ((int(one) + 2) % 500)
+    for job in (one, two):
+        wait_for(job, over, 60)
+    assert not list(tmp_path.glob("nemo-specrl-*"))
+
+
 def test_crash_retries_are_bounded_and_the_job_is_failed(jobs):
     folder, job_id = jobs("crash")
     assert wait_for(job_id, over, 120).state == "FAILED"
