@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 
 _WARNINGS_ONLY = ("mlflow", "alembic", "megatron")
 """Loggers that set levels of their own."""
@@ -36,13 +37,17 @@ def quiet_libraries() -> None:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Without the bars of transformers (and of the hub, which it sets too): the caller has said what is going on."""
+    """Without transformers' bars and any other of tqdm's inside: the caller has said what is going on."""
+    from tqdm.std import tqdm
     from transformers.utils import logging as transformers_logging
 
-    shown = transformers_logging.is_progress_bar_enabled()
+    shown, original = transformers_logging.is_progress_bar_enabled(), tqdm.__init__
     transformers_logging.disable_progress_bar()
+    # transformers reads a GGUF under a bar of tqdm's own, which no setting reaches once tqdm is imported.
+    tqdm.__init__ = partialmethod(original, disable=True)
     try:
         yield
     finally:
+        tqdm.__init__ = original
         if shown:
             transformers_logging.enable_progress_bar()

@@ -56,12 +56,17 @@ def test_errors_of_a_quiet_library_and_our_own_words_stay(caplog: pytest.LogCapt
     assert [record.message for record in caplog.records] == ["broken", "a slow server", "ours"]
 
 
-def test_progress_bars_come_back() -> None:
-    from huggingface_hub.utils import are_progress_bars_disabled
+def test_progress_bars_are_gone_and_come_back(capfd: pytest.CaptureFixture[str]) -> None:
+    from tqdm.auto import tqdm
     from transformers.utils import logging as transformers_logging
 
-    before = transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()
+    def count() -> str:
+        assert list(tqdm(range(3), desc="converting")) == [0, 1, 2]
+        assert list(transformers_logging.tqdm(range(3), desc="loading")) == [0, 1, 2]
+        return capfd.readouterr().err
+
     with no_progress_bars():
-        assert not transformers_logging.is_progress_bar_enabled()
-        assert are_progress_bars_disabled()
-    assert (transformers_logging.is_progress_bar_enabled(), are_progress_bars_disabled()) == before
+        assert count() == ""
+    shown = count()
+    assert "converting: 100%" in shown
+    assert "loading: 100%" in shown

