@@ -109,7 +109,7 @@ VERBS: dict[str, Verb] = {
     "eval": Verb("the newest checkpoint of output_dir on the configured data", evaluate),
     "submit": Verb("the same run as a Slurm job; --dry-run prints the script", submit, own_help=True),
     "status": Verb("what became of a submitted run", status, own_help=True),
-    "preflight": Verb("one canary per node of an allocation", preflight, own_help=True),
+    "preflight": Verb("one canary per node of an allocation", preflight),
     "compare": Verb("RUN RUN ... [--html F] [--json F] [--fail-if EXPR]", compare, own_help=True),
     "export": Verb(
         "RUN OUT [--step N]: a run's checkpoint as a Hugging Face folder, its draft head beside it",

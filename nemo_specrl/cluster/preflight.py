@@ -18,8 +18,6 @@ from nemo_specrl.cluster.canary import PREFIX
 from nemo_specrl.cluster.header import header
 from nemo_specrl.cluster.payload import container, expandable
 from nemo_specrl.cluster.validate import validate_cluster
-from nemo_specrl.config.arguments import Parser
-from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
 
 TIMEOUT_S = 1800.0
@@ -28,11 +26,8 @@ MAX_CLOCK_SKEW_S = 2.0
 _BATCH_ONLY = ("output", "open-mode", "signal", "requeue", "no-requeue", "array", "time", "dependency", "export")
 
 
-def preflight_command(args: Sequence[str]) -> int:
+def preflight(run: RunConfig) -> int:
     """Run the canary with this configuration's resources and container; 0 when every node passed."""
-    parser = Parser("nemo-specrl preflight", description="Run a canary on the nodes that a job would get.")
-    parser.add_argument("overrides", nargs="*", metavar="group=option|key=value", help="as for `nemo-specrl submit`")
-    run = compose(parser.parse_args(args).overrides)
     validate_cluster(run.cluster, run)
     workdir = Path.cwd() if run.cluster.workdir is None else Path(os.path.expandvars(run.cluster.workdir))
     output = (workdir / run.output_dir).absolute()

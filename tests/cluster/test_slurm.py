@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nemo_specrl.cluster.preflight import preflight_command
+from nemo_specrl.cluster.preflight import preflight
 from nemo_specrl.cluster.status import collect
 from nemo_specrl.cluster.submit import submit
 from nemo_specrl.config.cluster import ClusterConfig
+from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
 from tests.cluster.slurm import NEEDS_SLURM, ROOT, environment, over, wait_for
 
@@ -175,10 +176,10 @@ def test_array_tasks_come_back_one_by_one(jobs, name):
 
 def test_preflight_on_two_nodes(tmp_path, capsys):
     words = [f"output_dir={tmp_path}/r", f"cluster.python={sys.executable}", "cluster.nodes=2", "cluster.mem=100"]
-    code = preflight_command(words)
+    code = preflight(compose(words))
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert "node1: 0 GPU(s)" in shown.out
     assert "node2: 0 GPU(s)" in shown.out
-    assert preflight_command([*words, "cluster.gpus_per_node=1", "cluster.gpu_request=none"]) == 1
+    assert preflight(compose([*words, "cluster.gpus_per_node=1", "cluster.gpu_request=none"])) == 1
     assert "node2: sees 0 of 1 GPUs" in capsys.readouterr().err
