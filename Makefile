@@ -23,15 +23,18 @@ bench: $(VENV)
 docs: $(VENV)
 	$(BIN)/python -m nemo_specrl.config.reference > docs/configuration.md
 
-# --no-deps: the lock is complete, and leaves out CUDA builds that break a CPU environment (see requirements/cpu.in).
+# --no-deps: the lock is complete, and leaves out CUDA builds that break a CPU environment (see requirements/cpu.txt).
+INSTALL := $(BIN)/python requirements/install.py
 $(VENV): $(VENV)/.complete
 $(VENV)/.complete: requirements/cpu.txt pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-deps "$(TORCH)" || \
-	  $(BIN)/python -m pip install --quiet --no-deps "$(TORCH)" --index-url $(TORCH_INDEX)
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements/cpu.txt
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	touch $@
+	@echo "setting up $(VENV): $$(grep -c == requirements/cpu.txt) packages of requirements/cpu.txt, 3.5 GB on disk, a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) "1/3 $(TORCH)" --no-deps "$(TORCH)" || { \
+	  echo "1/3 not where pip looks: PyTorch's own index is tried"; \
+	  $(INSTALL) "1/3 $(TORCH)" --no-deps "$(TORCH)" --index-url $(TORCH_INDEX); }
+	@$(INSTALL) "2/3 packages" --no-deps -r requirements/cpu.txt
+	@$(INSTALL) "3/3 nemo-specrl" --no-deps --no-build-isolation --editable .
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

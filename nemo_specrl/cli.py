@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_specrl.quiet import quiet_libraries
+
 USAGE = """\
 nemo-specrl: RL post-training with speculative rollouts.
 
@@ -30,6 +32,8 @@ class Verb:
 
     help: str
     run: Callable[[list[str]], int]
+    own_help: bool = False
+    """It parses its arguments itself and has a --help of its own; the others take what `train` takes."""
 
 
 def train(args: list[str]) -> int:
@@ -77,7 +81,7 @@ def doctor(args: list[str]) -> int:
 def submit(args: list[str]) -> int:
     from nemo_specrl.cluster.submit import submit_command
 
-    return submit_command([a for a in args if a != "--dry-run"], dry_run="--dry-run" in args)
+    return submit_command(args)
 
 
 def status(args: list[str]) -> int:
@@ -103,13 +107,17 @@ VERBS: dict[str, Verb] = {
     "bench": Verb("several arms on the same prompts, weights and seeds; one report", bench),
     "verify": Verb("the lossless gate, alone: does the engine sample from the policy?", verify),
     "eval": Verb("the newest checkpoint of output_dir on the configured data", evaluate),
-    "submit": Verb("the same run as a Slurm job; --dry-run prints the script", submit),
-    "status": Verb("what became of a submitted run", status),
+    "submit": Verb("the same run as a Slurm job; --dry-run prints the script", submit, own_help=True),
+    "status": Verb("what became of a submitted run", status, own_help=True),
     "preflight": Verb("one canary per node of an allocation", preflight),
-    "compare": Verb("RUN RUN ... [--html F] [--json F] [--fail-if EXPR]", compare),
-    "export": Verb("RUN OUT [--step N]: a run's checkpoint as a Hugging Face folder, its draft head beside it", export),
+    "compare": Verb("RUN RUN ... [--html F] [--json F] [--fail-if EXPR]", compare, own_help=True),
+    "export": Verb(
+        "RUN OUT [--step N]: a run's checkpoint as a Hugging Face folder, its draft head beside it",
+        export,
+        own_help=True,
+    ),
     "prepare": Verb("fetch or convert the model, check the data", prepare),
-    "doctor": Verb("what this machine has, what will be used, what is missing", doctor),
+    "doctor": Verb("what this machine has, what will be used, what is missing", doctor, own_help=True),
 }
 
 
@@ -138,11 +146,14 @@ def run(args: list[str]) -> int:
 
         print(f"nemo-specrl: no verb '{args[0]}'. {did_you_mean(args[0], list(VERBS))}", file=sys.stderr)
         return 2
-    if args[1:] in (["-h"], ["--help"]):
+    if args[1:] in (["-h"], ["--help"]) and not VERBS[args[0]].own_help:
         print(f"nemo-specrl {args[0]}: {VERBS[args[0]].help}\n\n{usage()}")
         return 0
+    quiet_libraries()
     try:
         return VERBS[args[0]].run(args[1:])
+    except SystemExit as stop:  # argparse has shown a verb's own help
+        return int(stop.code or 0)
     except ValueError as error:
         if not raised_by_us(error):
             raise

@@ -17,13 +17,29 @@ trap 'early=USR1' USR1
 trap 'early=USR2' USR2
 trap 'early=TERM' TERM
 
+# Unset the exported variables that match $1 and not $2.
+forget() {
+  local name
+  for name in $(compgen -e | grep -E "$1" | grep -vE "$2"); do unset "$name"; done
+}
+# What the submitter's own job, mpirun or torchrun has left: a mask of CPUs, servers, ranks.
+OPTIONS='^(SACCT|SALLOC|SBATCH|SCONTROL|SLURM|SLURMD|SQUEUE|SRUN)_'
+KEPT='^SLURM_(CLUSTERS|CONF|CONF_SERVER|JWT)$'
+LAUNCHERS='^((HYDI|OMPI|ORTE|PALS|PET|PMI|PMI2|PMIX|PRTE|TORCHELASTIC)_.*|MPI_LOCAL.*|MV2_COMM_WORLD_.*|(GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|NEMO_SPECRL_(ARRAY_.*|ATTEMPT.*|JOB_.*|PORT_BASE|RESTART_COUNT|SCRATCH|TIME_LIMIT))$'
+forget '^(SLURM_(CPU_BIND|EXPORT_ENV|SRUN_|STEP_)|SRUN_)' "$KEPT"
+forget "$LAUNCHERS" "$KEPT"
+# sbatch --export=NONE, or a list of names, holds for this shell: a step gets all that is set here.
+export SLURM_EXPORT_ENV=ALL
+
 WORKDIR="$SLURM_SUBMIT_DIR"
 TIME_LIMIT=4:00:00
 REQUEUE=1
 MAX_ATTEMPTS=50
 CRASH_RETRIES=0
 FORWARD_SIGNAL=1
+STOPPED_EARLY=85
 PORT_BASE=20000
+PORT_BLOCKS=500
 SCRATCH=/tmp
 [ -n "${MLFLOW_TRACKING_URI:-}" ] || export MLFLOW_TRACKING_URI=sqlite:///runs/ablation/mlflow.db
 
@@ -95,22 +111,57 @@ job_facts() {
   export NEMO_SPECRL_JOB_ID=$SLURM_JOB_ID NEMO_SPECRL_JOB_NODELIST=$SLURM_JOB_NODELIST
   export NEMO_SPECRL_ARRAY_JOB_ID=${SLURM_ARRAY_JOB_ID:-} NEMO_SPECRL_ARRAY_TASK_ID=${SLURM_ARRAY_TASK_ID:-}
   export NEMO_SPECRL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0} NEMO_SPECRL_TIME_LIMIT=$TIME_LIMIT
-  export NEMO_SPECRL_JOB_START_TIME=${SLURM_JOB_START_TIME:-$(job_epoch StartTime)}
-  export NEMO_SPECRL_JOB_END_TIME=${SLURM_JOB_END_TIME:-$(job_epoch EndTime)}
+  NEMO_SPECRL_JOB_START_TIME=$(job_epoch StartTime "${SLURM_JOB_START_TIME:-}")
+  NEMO_SPECRL_JOB_END_TIME=$(job_epoch EndTime "${SLURM_JOB_END_TIME:-}")
+  export NEMO_SPECRL_JOB_START_TIME NEMO_SPECRL_JOB_END_TIME
   export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-}
   [ -n "$SRUN_CPUS_PER_TASK" ] || unset SRUN_CPUS_PER_TASK
   mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
   if [ "${#nodes[@]}" = 1 ]; then MASTER_ADDR=127.0.0.1; else MASTER_ADDR=$(node_address "${nodes[0]}"); fi
-  export NEMO_SPECRL_PORT_BASE=$((PORT_BASE + 16 * (SLURM_JOB_ID % 500)))
-  export MASTER_ADDR MASTER_PORT=$NEMO_SPECRL_PORT_BASE
+  take_ports
+  export MASTER_ADDR NEMO_SPECRL_PORT_BASE MASTER_PORT=$NEMO_SPECRL_PORT_BASE
   export NEMO_SPECRL_SCRATCH=$SCRATCH/nemo-specrl-$(id -u)-$SLURM_JOB_ID
 }
 
-# Slurm before 23.02 states no times in the environment. Empty where the time is Unknown.
+# A time of this job in epoch seconds, empty where it is Unknown. Slurm itself is asked: before 23.02 it states no times
+# in the environment, and what is there ($2) may be another job's.
 job_epoch() {
   local text
-  text=$(scontrol show job "$job" --oneliner | grep -o " $1=[^ ]*" | cut -d= -f2) || return 0
-  date -d "$text" +%s 2>/dev/null || true
+  if text=$(scontrol show job "$job" --oneliner 2>/dev/null); then
+    text=$(grep -o " $1=[^ ]*" <<< "$text" | cut -d= -f2) || return 0
+    date -d "$text" +%s 2>/dev/null || true
+  else
+    echo "$2"
+  fi
+}
+
+# 16 ports for this job: those of its id, else the next that are free. A lock keeps them from our other jobs until this
+# shell ends; a look at what is listening keeps them from everybody else's.
+take_ports() {
+  local n file lock
+  for ((n = 0; n < PORT_BLOCKS; n++)); do
+    NEMO_SPECRL_PORT_BASE=$((PORT_BASE + 16 * ((SLURM_JOB_ID + n) % PORT_BLOCKS)))
+    file=$SCRATCH/nemo-specrl-$(id -u)-ports-$NEMO_SPECRL_PORT_BASE
+    { exec {lock}> "$file"; } 2>/dev/null || { say "cannot write to $SCRATCH (cluster.scratch)"; exit 1; }
+    # Who held it last may have removed it meanwhile: a lock on a file without a name keeps nobody out.
+    if flock --nonblock "$lock" && [ "$file" -ef "/proc/$$/fd/$lock" ]; then
+      port_lock=$file
+      ports_listening "$NEMO_SPECRL_PORT_BASE" || return 0
+      free_ports
+    fi
+    exec {lock}>&-
+  done
+  say "all ports from $PORT_BASE on are taken (cluster.port_base)"
+  exit 1
+}
+
+free_ports() { [ -z "${port_lock:-}" ] || rm -f -- "$port_lock"; port_lock=; }
+
+# Whether one of the 16 ports from $1 on is listening on this node (state 0A), whatever its address.
+ports_listening() {
+  local port any=
+  for ((port = $1; port < $1 + 16; port++)); do any+=$(printf '|%04X' "$port"); done
+  grep -qE "^ *[0-9]+: [0-9A-F]+:(${any#|}) [0-9A-F:]+ 0A" /proc/net/tcp /proc/net/tcp6 2>/dev/null
 }
 
 node_address() {
@@ -154,7 +205,7 @@ count_attempts() {
     [ "$(cat "$folder/root" 2>/dev/null)" = "$root" ] || continue
     if [ "$1" = crashes ]; then
       code=$(cat "$folder/exit_code" 2>/dev/null || echo 0)
-      [ "$code" != 0 ] && [ "$code" != 85 ] || continue
+      [ "$code" != 0 ] && [ "$code" != "$STOPPED_EARLY" ] || continue
     fi
     n=$((n + 1))
   done
@@ -202,10 +253,10 @@ again() {
   follow_up
 }
 
-# SLURM_ and SBATCH_ variables of this job would bend the options of the next one.
+# What describes this job would bend the options of the next one.
 follow_up() (
   task=${SLURM_ARRAY_TASK_ID:-}
-  for name in "${!SLURM_@}" "${!SBATCH_@}" SRUN_CPUS_PER_TASK; do [ "$name" = SLURM_CONF ] || unset "$name"; done
+  forget "$OPTIONS" "$KEPT"
   id=$(sbatch --parsable --dependency="afterany:$job" ${task:+"--array=$task"} --output="${logs//%/%%}/slurm-%j.log" \
     "$NEMO_SPECRL_ATTEMPT_DIR/job.sh")
   id=${id%%;*}${task:+_$task}
@@ -214,6 +265,7 @@ follow_up() (
 )
 
 clean_scratch() {
+  free_ports
   rm -rf -- "${NEMO_SPECRL_SCRATCH:?}"
   [ "${#nodes[@]}" = 1 ] || timeout 30 srun --overlap --ntasks-per-node=1 --ntasks="${#nodes[@]}" \
     rm -rf -- "$NEMO_SPECRL_SCRATCH" 2>/dev/null || true
@@ -240,12 +292,15 @@ main() {
   trap 'warned TERM' TERM
   [ -z "$early" ] || warned "$early before the start"
   wait_payload
-  if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=85; fi
+  if [ -e "$NEMO_SPECRL_ATTEMPT_DIR/requeue" ]; then code=$STOPPED_EARLY; fi
   echo "$code" > "$NEMO_SPECRL_ATTEMPT_DIR/exit_code"
   clean_scratch
   case $code in
     0) say "finished" ;;
-    85) say "stopped early with a checkpoint: $(cat "$NEMO_SPECRL_ATTEMPT_DIR/requeue" 2>/dev/null)"; again ;;
+    "$STOPPED_EARLY")
+      say "stopped early with a checkpoint: $(cat "$NEMO_SPECRL_ATTEMPT_DIR/requeue" 2>/dev/null)"
+      again
+      ;;
     *)
       say "failed with exit code $code; the end of its log:"
       tail -n 20 "$NEMO_SPECRL_ATTEMPT_DIR/output.log"

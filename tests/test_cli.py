@@ -30,6 +30,21 @@ def test_every_verb_is_listed() -> None:
     assert all(f"  {verb} " in cli.usage() for verb in cli.VERBS)
 
 
+@pytest.mark.parametrize("verb", [name for name, verb in cli.VERBS.items() if verb.own_help])
+def test_a_verb_with_options_of_its_own_explains_them(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([verb, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: nemo-specrl {verb} [-h]")
+
+
+def test_a_wrong_option_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["status"], ["doctor", "now"], ["preflight", "--config-name"], ["train", "--config-name"]):
+        assert cli.run(args) == 2
+        err = capsys.readouterr().err
+        assert err.startswith(f"nemo-specrl {args[0]}: ")
+        assert err.count("\n") == 1
+        assert "usage: nemo-specrl" in err
+
+
 def test_unknown_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["trian"]) == 2
     assert "Did you mean train" in capsys.readouterr().err

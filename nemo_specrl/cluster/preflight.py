@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nemo_specrl.cluster.calls import clean
 from nemo_specrl.cluster.canary import PREFIX
 from nemo_specrl.cluster.header import header
 from nemo_specrl.cluster.payload import container, expandable
 from nemo_specrl.cluster.validate import validate_cluster
-from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
 
 TIMEOUT_S = 1800.0
@@ -26,9 +26,8 @@ MAX_CLOCK_SKEW_S = 2.0
 _BATCH_ONLY = ("output", "open-mode", "signal", "requeue", "no-requeue", "array", "time", "dependency", "export")
 
 
-def preflight_command(args: Sequence[str]) -> int:
+def preflight(run: RunConfig) -> int:
     """Run the canary with this configuration's resources and container; 0 when every node passed."""
-    run = compose(args)
     validate_cluster(run.cluster, run)
     workdir = Path.cwd() if run.cluster.workdir is None else Path(os.path.expandvars(run.cluster.workdir))
     output = (workdir / run.output_dir).absolute()
@@ -36,9 +35,11 @@ def preflight_command(args: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(dir=output, prefix="preflight-") as folder:
         token = secrets.token_hex(8)
         (Path(folder) / "token").write_text(token)
-        script = render(run, str(workdir), str(output), folder, inside="SLURM_JOB_ID" in os.environ)
+        inside = "SLURM_JOB_ID" in os.environ
+        script = render(run, str(workdir), str(output), folder, inside=inside)
+        env = os.environ if inside else clean(os.environ)
         try:
-            done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S)
+            done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=TIMEOUT_S, env=env)
         except subprocess.TimeoutExpired as error:
             raise ValueError(f"no nodes within {TIMEOUT_S / 60:.0f} minutes: see squeue for the reason") from error
     reports = parse(done.stdout)
@@ -68,6 +69,7 @@ def render(run: RunConfig, workdir: str, output: str, folder: str, inside: bool)
     python = " ".join(expandable(word) for word in shlex.split(c.python))
     srun = [*options, *before, *(shlex.quote(word) for word in c.extra_srun), *words]
     lines = [
+        "export SLURM_EXPORT_ENV=ALL",  # the allocation's own --export does not hold for the canary
         f"WORKDIR={shlex.quote(workdir)} OUTPUT_DIR={shlex.quote(output)} SCRATCH={expandable(c.scratch)}",
         *(f"export {name}={shlex.quote(value)}" for name, value in c.env.items()),
         *c.setup,

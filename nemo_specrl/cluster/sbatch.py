@@ -5,11 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from nemo_specrl.cluster.batch_shell import BATCH_SHELL
+from nemo_specrl.cluster.batch_shell import BATCH_SHELL, PORT_BLOCKS
+from nemo_specrl.cluster.calls import KEPT, LAUNCHERS, OPTIONS, STEPS
 from nemo_specrl.cluster.header import header
 from nemo_specrl.cluster.payload import constants, expandable, payload, ranks_per_node
 from nemo_specrl.cluster.tasks import Task, is_array, plan
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.handover import REQUEUE_EXIT_CODE
 
 # Slurm may warn up to a minute early, and a setup line may take minutes: without a trap the shell would die of it.
 _EARLY_TRAPS = """\
@@ -17,6 +19,24 @@ early=
 trap 'early=USR1' USR1
 trap 'early=USR2' USR2
 trap 'early=TERM' TERM
+
+"""
+
+# The script may also be submitted by hand, from inside another job.
+_FORGET = f"""\
+# Unset the exported variables that match $1 and not $2.
+forget() {{
+  local name
+  for name in $(compgen -e | grep -E "$1" | grep -vE "$2"); do unset "$name"; done
+}}
+# What the submitter's own job, mpirun or torchrun has left: a mask of CPUs, servers, ranks.
+OPTIONS='{OPTIONS}'
+KEPT='{KEPT}'
+LAUNCHERS='{LAUNCHERS}'
+forget '{STEPS}' "$KEPT"
+forget "$LAUNCHERS" "$KEPT"
+# sbatch --export=NONE, or a list of names, holds for this shell: a step gets all that is set here.
+export SLURM_EXPORT_ENV=ALL
 
 """
 
@@ -31,6 +51,7 @@ def render(run: RunConfig, overrides: Sequence[str]) -> str:
             f"# Written by `nemo-specrl submit`, site profile {shlex.quote(run.cluster.name)}: a plain job script.\n",
             "set -euo pipefail\n",
             _EARLY_TRAPS,
+            _FORGET,
             _settings(run),
             _tasks(tasks),
             constants(run),
@@ -77,7 +98,9 @@ def _settings(run: RunConfig) -> str:
         "CRASH_RETRIES": str(c.crash_retries),
         # Ray's own processes would die of a user signal; there the trainer's walltime budget alone stops the run.
         "FORWARD_SIGNAL": str(int(run.trainer.name == "local")),
+        "STOPPED_EARLY": str(REQUEUE_EXIT_CODE),
         "PORT_BASE": str(c.port_base),
+        "PORT_BLOCKS": str(PORT_BLOCKS),
         "SCRATCH": expandable(c.scratch),
     }
     lines = [f"{name}={value}" for name, value in values.items()]

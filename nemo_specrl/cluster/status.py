@@ -9,8 +9,8 @@ from pathlib import Path
 
 from nemo_specrl.cluster.jobs import Job, query
 from nemo_specrl.cluster.submit import SUBMISSION_FILE
-
-USAGE = "usage: nemo-specrl status RUN [RUN ...] [--json]   (RUN: an output folder of nemo-specrl submit)"
+from nemo_specrl.config.arguments import Parser
+from nemo_specrl.handover import REQUEUE_EXIT_CODE, REQUEUE_FILE
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class RunStatus:
 
 def status_command(args: Sequence[str]) -> int:
     """Print the state of submissions; 0 when every run is found."""
-    targets = [word for word in args if not word.startswith("-")]
-    unknown = sorted({word for word in args if word.startswith("-")} - {"--json"})
-    if unknown or not targets:
-        raise ValueError(USAGE if not unknown else f"unknown option {unknown[0]}; {USAGE}")
-    rows = [row for target in targets for row in collect(Path(target))]
-    print(json.dumps([asdict(row) for row in rows], indent=1) if "--json" in args else table(rows))
+    parser = Parser("nemo-specrl status", description="What became of submitted runs.", allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="an output folder of nemo-specrl submit")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    options = parser.parse_intermixed_args(args)
+    rows = [row for run in options.runs for row in collect(run)]
+    print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else table(rows))
     return 0
 
 
@@ -57,7 +57,9 @@ def collect(folder: Path) -> list[RunStatus]:
     """The runs of the submission in this output folder. ValueError when nothing was submitted from it."""
     path = folder / "slurm" / SUBMISSION_FILE
     if not path.is_file():
-        raise ValueError(f"{folder} holds no submission (no slurm/{SUBMISSION_FILE}); {USAGE}")
+        raise ValueError(
+            f"{folder} holds no submission (no slurm/{SUBMISSION_FILE}): name the output folder of a submit"
+        )
     record = json.loads(path.read_text())
     whole = json.loads((Path(record.get("base", folder)) / "slurm" / SUBMISSION_FILE).read_text())
     array = len(whole["output_dirs"]) > 1
@@ -92,7 +94,7 @@ def attempts(run: Path) -> list[Attempt]:
                 job=_read(path),
                 nodes=_read(folder / "nodes"),
                 exit_code=int(code) if code else None,
-                why=_read(folder / "requeue"),
+                why=_read(folder / REQUEUE_FILE),
             )
         )
     return found
@@ -106,7 +108,7 @@ def _status(run: Path, job_id: str, job: Job | None) -> RunStatus:
     lives = attempts(run)
     if job is None:  # Slurm has forgotten it: what the batch shell wrote is all there is
         last = lives[-1].exit_code if lives else None
-        state = {None: "UNKNOWN", 0: "COMPLETED", 85: "STOPPED"}.get(last, "FAILED")
+        state = {None: "UNKNOWN", 0: "COMPLETED", REQUEUE_EXIT_CODE: "STOPPED"}.get(last, "FAILED")
         job = Job(job_id, state, "" if last is None else f"{last}:0", "", "", "Slurm no longer knows this job")
     log = str(run / "slurm" / f"attempt_{lives[-1].number}" / "output.log") if lives else ""
     return RunStatus(

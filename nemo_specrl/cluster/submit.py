@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_specrl.cluster.calls import call, unheard_options
 from nemo_specrl.cluster.header import log_name
 from nemo_specrl.cluster.sbatch import explain, render
 from nemo_specrl.cluster.tasks import plan
 from nemo_specrl.cluster.validate import check_secrets, validate_cluster
+from nemo_specrl.config.arguments import Parser
 from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.files import write_atomic
 
 SUBMISSION_FILE = "submission.json"
 SCRIPT_FILE = "job.sh"
-CALL_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,23 @@ class Submission:
     """The runs' folders, one per array task."""
 
 
-def submit_command(overrides: Sequence[str], dry_run: bool = False) -> int:
-    """Submit a run, or with `dry_run` print the very bytes of the script (stdout) and the reasons (stderr)."""
+def submit_command(args: Sequence[str]) -> int:
+    """Submit a run, or with --dry-run print the very bytes of the script (stdout) and the reasons (stderr)."""
+    parser = Parser("nemo-specrl submit", description="Submit a run to Slurm.", allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*", metavar="group=option|key=value", help="as for `nemo-specrl train`")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the script, and why it is as it is; submit nothing"
+    )
+    options = parser.parse_intermixed_args(args)
+    overrides: list[str] = options.overrides
     run = compose(overrides)
-    if dry_run:
+    if unheard := unheard_options(os.environ):
+        print(
+            f"not handed on to sbatch: {', '.join(unheard)}; say it in the configuration (cluster.partition, "
+            "cluster.extra_sbatch, ...)",
+            file=sys.stderr,
+        )
+    if options.dry_run:
         script = checked_script(run, overrides)
         sys.stdout.write(script)
         sys.stdout.flush()
@@ -82,7 +95,7 @@ def submit(run: RunConfig, overrides: Sequence[str]) -> Submission:
     for folder in folders:
         mine = done.output_dirs if folder == logs else [str(folder.parent)]
         record = {"job_id": job_id, "output_dirs": mine, "base": str(logs.parent)}
-        (folder / SUBMISSION_FILE).write_text(json.dumps(record, indent=1))
+        write_atomic(folder / SUBMISSION_FILE, json.dumps(record, indent=1))  # `status` may be reading
     return done
 
 
@@ -93,16 +106,3 @@ def sbatch(script: Path, output: str) -> str:
     if match is None:
         raise ValueError(f"sbatch answered {text.strip()!r}, which holds no job id")
     return match[1]
-
-
-def call(words: Sequence[str], timeout_s: float = CALL_TIMEOUT_S) -> str:
-    """The output of one of Slurm's commands; ValueError with its error text."""
-    if shutil.which(words[0]) is None:
-        raise ValueError(f"{words[0]} is not on the PATH: run this on a login node of a Slurm cluster")
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{words[0]} gave no answer within {timeout_s:.0f} s: is slurmctld up? (sdiag)") from error
-    if done.returncode:
-        raise ValueError(f"{words[0]} refused: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout

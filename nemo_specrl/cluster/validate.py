@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
+from nemo_specrl.cluster.batch_shell import PORT_BLOCKS
 from nemo_specrl.cluster.nodelist import expand
 from nemo_specrl.cluster.payload import ranks_per_node
 from nemo_specrl.cluster.tasks import arm_label
 from nemo_specrl.cluster.walltime import parse_time
 from nemo_specrl.config.cluster import ClusterConfig
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.tracking.redact import is_secret_name
 
 CHOICES = {
     "runtime": ("bare", "pyxis", "apptainer"),
@@ -33,8 +35,8 @@ AT_LEAST = {
     "port_base": 9000,  # NeMo RL's ray.sub uses ports up to 8999
 }
 MAX_SIGNAL_S = 65535
-PORTS_TAKEN = 8000
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+CUTS_ENVIRONMENT = {"--cleanenv", "-e", "--containall", "-C"}
+PORTS_TAKEN = 16 * PORT_BLOCKS
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -48,7 +50,7 @@ def validate_cluster(config: ClusterConfig, run: RunConfig) -> None:
 def check_secrets(script: str, environ: Mapping[str, str] = os.environ) -> None:
     """ValueError when a secret of the environment would be written into the script, which others can read."""
     for name, value in environ.items():
-        if _SECRET_NAME.search(name) and len(value) >= 8 and value in script:
+        if is_secret_name(name) and len(value) >= 8 and value in script:
             raise ValueError(
                 f"the job script would contain the value of {name}: take it out of the overrides and of cluster.env; "
                 "the job inherits it from your shell (cluster.export=ALL)"
@@ -73,11 +75,19 @@ def _single(c: ClusterConfig) -> Iterator[str]:
     for name, value in c.env.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
             yield f"cluster.env: {name!r} is no name of an environment variable"
-        if _SECRET_NAME.search(name) and value:
+        if is_secret_name(name) and value:
             yield (
                 f"cluster.env.{name} looks like a secret and would be written into the job script: export it in your "
                 "shell instead; the job inherits it (cluster.export=ALL)"
             )
+    for name, _, value in (item.partition("=") for item in c.export.split(",")):
+        if is_secret_name(name) and value:
+            yield (
+                f"cluster.export: the value of {name} would be written into the job script: export it in your shell, "
+                f"and write cluster.export={name} or ALL"
+            )
+    if not c.export.strip():
+        yield "cluster.export: nothing is said; write ALL, NONE or names of variables"
     if c.output is not None and ("/" in c.output or not c.output):
         yield f"cluster.output={c.output!r}: a file name, without a folder; the log lies in <output_dir>/slurm"
     for key in ("nodelist", "exclude"):
@@ -143,6 +153,16 @@ def _containers(c: ClusterConfig, run: RunConfig) -> Iterator[str]:
         yield "cluster.image and cluster.mounts have no effect with cluster.runtime=bare: choose pyxis or apptainer"
     if c.extra_container and c.runtime != "apptainer":
         yield f"cluster.extra_container has no effect with cluster.runtime={c.runtime}: use cluster.extra_srun"
+    if cut := sorted(CUTS_ENVIRONMENT & {word.partition("=")[0] for word in c.extra_container}):
+        yield (
+            f"cluster.extra_container: {cut[0]} would take the job's own variables (node rank, attempt, scratch) from "
+            "the payload; unset in cluster.setup what disturbs it"
+        )
+    if any(word.partition("=")[0] == "--export" for word in c.extra_srun):
+        yield (
+            "cluster.extra_srun: --export would take the job's own variables (attempt, scratch, the head's address) "
+            "from the payload; cluster.export says what the job inherits"
+        )
     for mount in c.mounts:
         if not re.fullmatch(r"[^:,]+:[^:,]+(:[a-z+-]+)?", mount):
             yield f"cluster.mounts: {mount!r} is not SOURCE:TARGET or SOURCE:TARGET:ro"

@@ -15,6 +15,7 @@ import torch
 
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.drafting import make_drafter
+from nemo_specrl.files import put_in_place
 from nemo_specrl.models import resolve_model
 from nemo_specrl.models.cache import RECORD
 from nemo_specrl.training import checkpoint
@@ -92,7 +93,7 @@ def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
     if head is not None:
         head.export(staging / DRAFT_HEAD)
     if is_main():
-        staging.rename(out)
+        put_in_place(staging, out)
     return chosen.step
 
 

@@ -10,7 +10,7 @@ from nemo_specrl.config.compose import to_run_config
 
 def preflight_command(args: list[str]) -> int:
     """The verb. A login machine may hold neither vLLM nor the model: then the job's own start checks the rest."""
-    from nemo_specrl.cluster import preflight
+    from nemo_specrl.cluster.preflight import preflight
 
     _, tree = compose_arguments(args)
     run = to_run_config(tree)
@@ -28,4 +28,4 @@ def preflight_command(args: list[str]) -> int:
                 check_run(run)
             else:
                 print(f"preflight: {run.model.path} is not on this machine: it is checked when the job starts")
-    return preflight.preflight_command(args)
+    return preflight(run)

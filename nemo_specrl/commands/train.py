@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from contextlib import nullcontext
@@ -13,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from nemo_specrl.config.arguments import Arguments, compose_arguments
 from nemo_specrl.config.compose import open_dict_override, to_run_config
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.quiet import quiet_libraries
 from nemo_specrl.training.folder import check_folder, output_folder
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _through_nemo(parsed: Arguments, material: Material) -> int:
     outcome: list[int | BaseException] = []
 
     def task(tree: DictConfig) -> None:
-        quiet_libraries()
+        quiet_libraries()  # Hydra has set up logging anew, which prints every library's chatter
         try:
             outcome.append(run_training(to_run_config(tree), material))
         except BaseException as error:  # Hydra would swallow the type: carry it past Hydra and raise it there
@@ -60,14 +60,6 @@ def _through_nemo(parsed: Arguments, material: Material) -> int:
     if isinstance(result, BaseException):
         raise result
     return result
-
-
-def quiet_libraries() -> None:
-    """Hydra's logging prints every library's chatter: keep what is a warning, and what is ours."""
-    logging.getLogger().setLevel(logging.WARNING)
-    logging.getLogger("nemo_specrl").setLevel(logging.INFO)
-    for name in ("mlflow", "alembic", "megatron"):  # these set levels of their own
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def run_training(run: RunConfig, material: Material) -> int:

@@ -23,16 +23,19 @@ class Arguments:
     """Only print the resolved configuration."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Mistakes are ValueErrors, like all of the user's."""
+USAGE = "nemo-specrl VERB [group=option ...] [key=value ...] [--config-path DIR] [--config-name NAME] [--dump-config]"
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes are ValueErrors, like all of the user's, and end with the usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+        raise ValueError(f"{message}; {' '.join(self.format_usage().split())}")
 
 
 def parse(args: list[str]) -> Arguments:
     """Overrides and the flags that we know; ValueError for others."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = Parser(usage=USAGE, add_help=False, allow_abbrev=False)
     parser.add_argument("--config-path", default=str(CONF_DIR))
     parser.add_argument("--config-name", default=CONFIG_NAME)
     parser.add_argument("--dump-config", action="store_true")

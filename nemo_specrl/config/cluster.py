@@ -101,11 +101,12 @@ class ClusterConfig:
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables. Never a secret: those are inherited from your shell by `export`."""
     export: str = "ALL"
-    """sbatch --export: ALL, NONE, or names."""
+    """What the job inherits from the shell of `submit` (sbatch --export): ALL, NONE, or names. The payload gets what
+    the job sets itself, `env` and `setup` included, in any case; nothing of a job that `submit` runs in."""
     scratch: str = "/tmp"
     """Node-local folder for temporary files and compiler caches, one folder per job, removed at its end."""
     port_base: int = 20000
-    """First of the 8,000 ports from which each job takes 16, by its id."""
+    """First of the 8,000 ports from which each job takes 16: by its id, or the next that are free on its head node."""
     extra_srun: tuple[str, ...] = ()
     """Further options of the payload's srun, taken literally."""
     nemo_rl_dir: str | None = None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nemo_specrl.files import put_in_place
 from nemo_specrl.models.folder import model_digest
 
 RECORD = "nemo_specrl.json"
@@ -60,7 +61,7 @@ def _build(root: Path, target: Path, build: Callable[[Path], str]) -> None:
         (temporary / RECORD).write_text(json.dumps(record, indent=2) + "\n")
         for file in [temporary, *temporary.iterdir()]:  # mkdtemp and safetensors write for the owner alone
             file.chmod(0o755 if file.is_dir() else 0o644)
-        temporary.rename(target)
+        put_in_place(temporary, target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # gone already after the rename
 

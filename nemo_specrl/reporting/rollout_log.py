@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from nemo_specrl.files import write_atomic
+
 Step: TypeAlias = dict[str, Any]
 ROLLOUTS = "rollouts.jsonl"
 """The file's name inside a run's output folder."""
@@ -33,9 +35,7 @@ def append(folder: Path, step: int, epoch: int, rollouts: Sequence[Mapping[str, 
         size = file.tell()
     if size > MAX_BYTES:
         found = _lines(path)
-        scratch = path.with_suffix(".tmp")
-        scratch.write_bytes(b"".join(found[kept] for kept in spread(list(found), max(len(found) // 2, 1))))
-        os.replace(scratch, path)
+        write_atomic(path, b"".join(found[kept] for kept in spread(list(found), max(len(found) // 2, 1))))
 
 
 def read(folder: Path, budget: int) -> list[Step]:

@@ -7,8 +7,6 @@ parent's main module again in the child, and that imports torch. Imports no torc
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import resource
 import signal
 import sys
@@ -16,17 +14,17 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from nemo_specrl.contracts.sample import RewardResult
+from nemo_specrl.processes import die_with
 from nemo_specrl.rewards.base import Reward, load_reward
 from nemo_specrl.types import Prompt
 
-_PR_SET_PDEATHSIG = 1
 _MEMORY = 4 << 30
 _LONGEST_ERROR = 500
 
 
 def main(fd: int, parent: int) -> None:
     """Receive the reward's name, say that it is loaded, then answer (response, prompt) with a `RewardResult`."""
-    _die_with(parent)
+    die_with(parent)
     # Slurm and Ctrl-C signal every process of a step: the trainer decides when the workers end
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
@@ -79,14 +77,6 @@ def _told(error: BaseException) -> str:
     except Exception:  # sympy may fail or recurse in printing what it failed on
         text = "(its text could not be made)"
     return f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]
-
-
-def _die_with(parent: int) -> None:
-    """SIGKILL when the thread that started this process ends (Linux), however it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:  # it had died before
-        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ residual against a wrong q is no longer exact. Ours; the published code keeps ev
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from nemo_specrl.files import staged
 from nemo_specrl.types import Rollout, TopK
 
 FILE = "rollout_cache.npz"
@@ -100,17 +100,11 @@ class RolloutCache:
     def save(self, folder: Path, name: str = FILE) -> None:
         """Write everything to `folder / name`, which is replaced only once the new file is complete and on disk.
         OSError, with a remedy and the old file intact, when it cannot be written."""
-        target, temporary = folder / name, folder / f"{name}.tmp{os.getpid()}"
+        target = folder / name
         try:
-            with open(temporary, "wb") as file:
-                with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                    self._write(archive)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-            _sync_folder(folder)
+            with staged(target) as scratch, zipfile.ZipFile(scratch, "w", zipfile.ZIP_STORED) as archive:
+                self._write(archive)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise OSError(
                 error.errno,
                 f"the rollout cache ({self.bytes / 2**20:.0f} MiB) could not be written to {target}: {error.strerror}. "
@@ -227,12 +221,3 @@ def _rollouts(a: dict[str, NDArray[Any]]) -> Iterator[tuple[int, Rollout]]:
                 topk=TopK(ids.reshape(-1, k).copy(), values.reshape(-1, k).copy()) if k else None,
             ),
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 import threading
 import time
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from nemo_specrl.files import write_atomic
 from nemo_specrl.tracking.spool import EVENTS, Event, parse, read_lines
 
 LOG = logging.getLogger("nemo_specrl.tracking")
@@ -150,9 +150,7 @@ class Follower:
         return {**event, "values": fresh} if fresh else None
 
     def _save(self) -> None:
-        scratch = self._state.with_suffix(".tmp")
-        scratch.write_text(json.dumps(self._offsets))
-        os.replace(scratch, self._state)
+        write_atomic(self._state, json.dumps(self._offsets))
 
 
 def _first_line(error: Exception) -> str:

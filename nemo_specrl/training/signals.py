@@ -8,11 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-REQUEUE_EXIT_CODE = 85
-"""The trainer stopped early with a checkpoint: the batch shell requeues the job (conf/cluster, `requeue`)."""
+from nemo_specrl.files import write_atomic
+from nemo_specrl.handover import ATTEMPT_DIR, REQUEUE_EXIT_CODE, REQUEUE_FILE
 
 DEFAULT_SIGNALS = ("SIGUSR1", "SIGTERM")
 _RECENT_STEPS = 8
@@ -120,13 +121,10 @@ def hand_over(reason: str) -> int:
     Under torchrun an exit code other than 0 counts as a crash and is reported as 1, so there a file in the attempt's
     folder says it and every rank exits with 0. Without a batch shell the code alone says it.
     """
-    folder = os.environ.get("NEMO_SPECRL_ATTEMPT_DIR")
+    folder = os.environ.get(ATTEMPT_DIR)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if folder is None:
         return REQUEUE_EXIT_CODE
     if int(os.environ.get("RANK", "0")) == 0:
-        path = os.path.join(folder, "requeue")
-        with open(f"{path}.tmp", "w") as file:
-            file.write(f"{reason}\n")
-        os.replace(f"{path}.tmp", path)
+        write_atomic(Path(folder) / REQUEUE_FILE, f"{reason}\n")
     return 0 if ranks > 1 else REQUEUE_EXIT_CODE

@@ -16,7 +16,7 @@ RECORD = f"""#!{sys.executable} -IS
 import json, os, sys
 here = os.path.dirname(os.path.abspath(__file__))
 with open(os.path.join(here, "calls.jsonl"), "a") as log:
-    slurm = {{k: v for k, v in os.environ.items() if k.startswith(("SLURM", "SBATCH", "NEMO_SPECRL"))}}
+    slurm = {{k: v for k, v in os.environ.items() if k.startswith(("SLURM", "SBATCH", "SQUEUE", "NEMO_SPECRL"))}}
     log.write(json.dumps({{"argv": [os.path.basename(sys.argv[0]), *sys.argv[1:]], "env": slurm}}) + "\\n")
 """
 
@@ -38,13 +38,16 @@ elif words[0] == "requeue":
         sys.exit("Requested operation is presently disabled")
     os.kill(os.getppid(), signal.SIGTERM)
 """,
-    # The step runs here, in place of srun, as the real one's forwarded signals reach it.
+    # The step runs here, in place of srun, as the real one's forwarded signals reach it. It inherits what
+    # SLURM_EXPORT_ENV says, which `sbatch --export` sets for the steps of its job.
     "srun": RECORD
     + """
 words = sys.argv[1:]
 while words and words[0].startswith("-"):
     words.pop(0)
-os.execvp(words[0], words)
+names = os.environ.get("SLURM_EXPORT_ENV", "ALL").split(",")
+kept = {k: v for k, v in os.environ.items() if "ALL" in names or k in names or k.startswith("SLURM")}
+os.execvpe(words[0], words, kept)
 """,
 }
 

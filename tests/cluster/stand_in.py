@@ -5,6 +5,7 @@ Called as `stand_in.py -m nemo_specrl.cli train output_dir=... steps=N step_s=S 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ def main() -> int:
     options = dict(word.partition("=")[::2] for word in sys.argv[1:] if "=" in word)
     folder = Path(options["output_dir"].strip("'"))
     state = folder / "checkpoint"
+    (folder / "environment.json").write_text(json.dumps(dict(os.environ)))
     done = int(state.read_text()) if state.exists() else 0
     with StopSignal(deadline=job_deadline(os.environ), reserve_s=float(options.get("reserve_s", 5))) as stop:
         while done < int(options["steps"]):

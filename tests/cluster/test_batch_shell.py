@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,12 +27,13 @@ def script(
 ) -> str:
     """A job script whose Python is the stand-in trainer, or a line of shell."""
     trainer_words = ["env", f"PYTHONPATH={ROOT}", sys.executable, str(STAND_IN)]
-    cluster = {"python": shlex.join(trainer_words if payload is None else ["bash", "-c", payload]), **cluster}
+    python = shlex.join(trainer_words if payload is None else ["bash", "-c", payload])
+    cluster = {"python": python, "scratch": str(folder.parent), **cluster}
     run = RunConfig(
         name="r",
         output_dir=str(folder),
         trainer=TrainerConfig(name=trainer),
-        cluster=ClusterConfig(scratch=str(folder.parent), **cluster),
+        cluster=ClusterConfig(**cluster),
     )
     return render(run, [f"output_dir={folder}", *overrides])
 
@@ -74,6 +76,94 @@ def test_a_step_sees_job_facts_under_our_own_names(fake_slurm, tmp_path):
     assert seen["MINE"] == "a b"
     for cache in ("TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"):
         assert seen[cache].startswith(f"{tmp_path}/nemo-specrl-{os.getuid()}-4242/")
+
+
+def shown_environment(fake_slurm, folder: Path, *, job: dict[str, str], **cluster) -> dict[str, str]:
+    """What the payload of a job with these variables sees."""
+    path = folder / "shown.sh"
+    path.write_text("env > $NEMO_SPECRL_ATTEMPT_DIR/env")
+    code, text = fake_slurm.run(script(folder / "r", python=f"bash {path}", **cluster), folder, **job)
+    assert code == 0, text
+    lines = (attempt(folder / "r") / "env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+@pytest.mark.parametrize("export", ["NONE", "HOME,PATH"])
+def test_the_payload_gets_what_the_job_sets_whatever_is_exported_to_the_job(fake_slurm, tmp_path, export):
+    """The step lost MASTER_ADDR, and with the attempt's folder a stop under torchrun became exit code 1."""
+    job = {"SLURM_EXPORT_ENV": export, "SRUN_EXPORT_ENV": export}
+    seen = shown_environment(fake_slurm, tmp_path, job=job, export=export, env={"MINE": "a"}, setup=("export S=1",))
+    assert (seen["MASTER_ADDR"], seen["MINE"], seen["S"]) == ("127.0.0.1", "a", "1")
+    assert seen["NEMO_SPECRL_ATTEMPT_DIR"] == str(attempt(tmp_path / "r"))
+
+
+@pytest.mark.parametrize("export", ["NONE", "PATH"])
+def test_a_stop_under_torchrun_stays_a_stop_whatever_is_exported(fake_slurm, tmp_path, export):
+    path = tmp_path / "torchrun.py"  # what torchrun does with the trainer's exit code
+    path.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport os; os.environ['WORLD_SIZE'] = '2'\n"
+        "from nemo_specrl.training.signals import hand_over\nsys.exit(1 if hand_over('SIGUSR1') else 0)\n"
+    )
+    text = script(tmp_path / "r", python=f"{sys.executable} {path}", export=export)
+    code, output = fake_slurm.run(text, tmp_path, SLURM_EXPORT_ENV=export)
+    assert code == 85, output
+    assert [call["argv"][1] for call in fake_slurm.calls("scontrol")][-1] == "requeue"
+
+
+def test_a_script_that_is_submitted_from_inside_a_job_forgets_it(fake_slurm, tmp_path):
+    """A mask of the submitter's CPUs pinned the job; its ranks and its times are not this job's either."""
+    left = {"SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_CPU_BIND_LIST": "0x1", "SLURM_STEP_ID": "5", "PMIX_RANK": "3"}
+    left |= {"WORLD_SIZE": "4", "RANK": "2", "MASTER_PORT": "1", "SRUN_CPUS_PER_TASK": "64", "SBATCH_QOS": "x"}
+    times = {"SLURM_JOB_END_TIME": "123", "SLURM_JOB_START_TIME": "122", "TZ": "UTC"}
+    seen = shown_environment(fake_slurm, tmp_path, job=left | times | {"FAKE_END": "2030-01-01T04:00:00"})
+    assert not (left.keys() - {"MASTER_PORT", "SBATCH_QOS"}) & seen.keys()
+    assert int(seen["MASTER_PORT"]) == 20000 + 16 * (4242 % 500)
+    assert seen["NEMO_SPECRL_JOB_END_TIME"] == str(1893456000 + 4 * 3600)
+    assert seen["NEMO_SPECRL_JOB_START_TIME"] == "1893456000"
+
+
+def test_an_unlimited_job_does_not_take_over_a_stale_end(fake_slurm, tmp_path):
+    seen = shown_environment(fake_slurm, tmp_path, job={"SLURM_JOB_END_TIME": "123", "FAKE_END": "Unknown"})
+    assert seen["NEMO_SPECRL_JOB_END_TIME"] == ""
+
+
+def port_of(folder: Path) -> int:
+    return int((attempt(folder) / "port").read_text())
+
+
+def test_jobs_whose_ids_would_share_ports_do_not(fake_slurm, tmp_path):
+    """Three jobs on a node, 500 apart, before any listens; after the last block comes the first."""
+    path = tmp_path / "p.sh"
+    path.write_text("echo $MASTER_PORT > $NEMO_SPECRL_ATTEMPT_DIR/port; while [ ! -e go ]; do sleep 0.1; done")
+    jobs = {}
+    for job in (999, 1499, 1999):
+        here = tmp_path / str(job)
+        here.mkdir()
+        jobs[job] = fake_slurm.start(
+            script(here / "r", python=f"bash {path}", scratch=str(tmp_path)), here, SLURM_JOB_ID=str(job)
+        )
+    end = time.monotonic() + 60
+    while not all((attempt(tmp_path / str(job) / "r") / "port").exists() for job in jobs):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(0.2)
+    ports = sorted(port_of(tmp_path / str(job) / "r") for job in jobs)
+    assert ports == [20000, 20016, 20000 + 16 * 499]
+    for job, process in jobs.items():
+        (tmp_path / str(job) / "go").touch()
+        process.communicate(timeout=60)
+    assert not list(tmp_path.glob("nemo-specrl-*")), "no lock is left"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_a_port_that_somebody_listens_on_is_passed_over(fake_slurm, tmp_path, address):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    base = 24000
+    with socket.socket(family) as other:
+        other.bind((address, base + 16 * 7 + 15))
+        other.listen()
+        seen = shown_environment(fake_slurm, tmp_path, job={"SLURM_JOB_ID": "507"}, port_base=base)
+    assert int(seen["MASTER_PORT"]) == base + 16 * 8
 
 
 def test_the_head_is_the_first_of_the_expanded_nodes(fake_slurm, tmp_path):

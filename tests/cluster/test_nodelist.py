@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import stat
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_specrl.cluster.nodelist import expand, job_nodes
+from nemo_specrl.cluster.nodelist import expand
 
 
 @pytest.mark.parametrize(
@@ -54,18 +52,3 @@ def test_a_range_is_what_it_abbreviates(first, count, width):
     names = [f"n{number:0{width}d}" for number in range(first, first + count + 1)]
     assert expand(f"n[{names[0][1:]}-{names[-1][1:]}]") == names
     assert expand(",".join(names)) == names
-
-
-def test_no_nodes_outside_of_a_job():
-    assert job_nodes({"PATH": "/nowhere"}) == []
-
-
-def test_in_a_job_slurm_itself_expands(tmp_path):
-    fake = tmp_path / "scontrol"
-    fake.write_text('#!/bin/sh\n[ "$1 $2 $3" = "show hostnames odd{1..2}" ] && printf "odd1\\nodd2\\n"\n')
-    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
-    assert job_nodes({"PATH": str(tmp_path), "SLURM_JOB_NODELIST": "odd{1..2}"}) == ["odd1", "odd2"]
-
-
-def test_own_copy_serves_where_slurm_variables_are_unset():
-    assert job_nodes({"PATH": "/nowhere", "NEMO_SPECRL_JOB_NODELIST": "n[1-2]"}) == ["n1", "n2"]

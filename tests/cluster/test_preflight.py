@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from nemo_specrl.cluster import canary
-from nemo_specrl.cluster.preflight import check, parse, preflight_command, render
+from nemo_specrl.cluster.preflight import check, parse, preflight, render
 from nemo_specrl.config.cluster import ClusterConfig
+from nemo_specrl.config.compose import compose
 from nemo_specrl.config.run import RunConfig
 
 
@@ -100,8 +101,8 @@ def test_the_whole_command_on_fake_nodes(fake_slurm, tmp_path, monkeypatch, caps
     import sys
 
     words = [f"output_dir={tmp_path}/r", f"cluster.python={sys.executable}", "cluster.stop_before_end_s=0"]
-    assert preflight_command(words) == 0
+    assert preflight(compose(words)) == 0
     assert "1 node(s) are fit" in capsys.readouterr().out
     assert os.listdir(tmp_path / "r") == []
-    assert preflight_command([*words, "cluster.nodes=2"]) == 1
+    assert preflight(compose([*words, "cluster.nodes=2"])) == 1
     assert "1 of 2 nodes answered" in capsys.readouterr().err

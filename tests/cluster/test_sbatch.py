@@ -53,7 +53,7 @@ CHANGES: dict[str, tuple[object, dict[str, object], str]] = {
     "runtime": ("apptainer", PYXIS, "apptainer exec"),
     "image": ("other.sif", APPTAINER, "other.sif"),
     "mounts": (("/d:/e:ro",), APPTAINER, "--bind /d:/e:ro"),
-    "extra_container": (("--cleanenv",), APPTAINER, "--cleanenv"),
+    "extra_container": (("--writable-tmpfs",), APPTAINER, "--writable-tmpfs"),
     "workdir": ("/w/$USER/x y", {}, """WORKDIR=/w/"${USER}"'/x y'"""),
     "setup": (("module load cuda",), {}, "\nmodule load cuda\n"),
     "python": ("uv run python", {}, "uv run python -m nemo_specrl.cli"),

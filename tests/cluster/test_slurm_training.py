@@ -9,7 +9,7 @@ from pathlib import Path
 from nemo_specrl.cluster.status import collect
 from nemo_specrl.cluster.submit import submit_command
 from nemo_specrl.tracking.spool import EVENTS, read_events
-from tests.cluster.slurm import NEEDS_SLURM, environment, over, wait_for
+from tests.cluster.slurm import NEEDS_SLURM, ROOT, environment, over, wait_for
 
 __all__ = ["environment"]
 pytestmark = NEEDS_SLURM
@@ -38,9 +38,13 @@ def training(folder: Path, *overrides: str) -> str:
 
 
 def test_a_real_training_over_two_nodes_is_one_run_across_requeues(tmp_path):
-    """Two nodes, torchrun, TP=2. The warning comes early in each attempt, so each does one step and is requeued."""
+    """Two nodes, torchrun, TP=2. The warning comes early in each attempt, so each does one step and is requeued.
+
+    The job inherits nothing: what the payload needs is what the job script sets."""
     folder = tmp_path / "two_nodes"
     limits = ["cluster.time=15", "cluster.stop_before_end_s=880"]
+    inherited = ["cluster.export=NONE", f"cluster.env.PYTHONPATH={ROOT}", "cluster.env.OMP_NUM_THREADS='1'"]
+    limits += [*inherited, "cluster.env.HF_HUB_OFFLINE='1'"]
     job_id = training(folder, *limits, "cluster.nodes=2", "policy.tensor_parallel=2", "trainer.max_steps=2")
     job = wait_for(job_id, over, 1400)
     (status,) = collect(folder)

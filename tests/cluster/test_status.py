@@ -70,6 +70,8 @@ def test_a_job_that_slurm_forgot_is_told_from_its_folder(fake_slurm, single, cod
 
 
 def test_bad_arguments_show_the_usage(tmp_path):
-    for args in ([], ["--what"], [str(tmp_path)]):
+    for args in ([], ["--what"], [str(tmp_path), "--what"]):
         with pytest.raises(ValueError, match="usage: nemo-specrl status"):
             status_command(args)
+    with pytest.raises(ValueError, match="holds no submission"):
+        status_command([str(tmp_path)])

@@ -82,7 +82,7 @@ def test_backslash_and_unwritable_folders_are_refused(fake_slurm, tmp_path):
 def test_dry_run_prints_the_very_bytes_and_reasons_and_submits_nothing(fake_slurm, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides = ["experiment=tiny", "cluster=cpu"]
-    assert submit_command(overrides, dry_run=True) == 0
+    assert submit_command([*overrides[:1], "--dry-run", *overrides[1:]]) == 0
     shown = capsys.readouterr()
     assert fake_slurm.calls("sbatch") == []
     assert list(Path(tmp_path).iterdir()) == [fake_slurm.bin]
@@ -99,5 +99,19 @@ def test_unknown_cluster_key_says_did_you_mean():
 
 @pytest.mark.parametrize("profile", ["generic", "cpu", "pyxis", "apptainer"])
 def test_every_site_profile_renders(profile, capsys):
-    assert submit_command([f"cluster={profile}"], dry_run=True) == 0
+    assert submit_command([f"cluster={profile}", "--dry-run"]) == 0
     assert f"site profile {profile}:" in capsys.readouterr().out
+
+
+def test_what_is_dropped_from_the_environment_is_said(fake_slurm, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SBATCH_PARTITION", "debug")
+    monkeypatch.setenv("SLURM_CPU_BIND", "mask_cpu:0x1")
+    assert submit_command(["experiment=tiny", f"output_dir={tmp_path}/r"]) == 0
+    assert "not handed on to sbatch: SBATCH_PARTITION; say it in the configuration" in capsys.readouterr().err
+    assert not fake_slurm.calls("sbatch")[0]["env"].keys() - {"SLURM_CONF"}
+
+
+@pytest.mark.parametrize("words", [["--dry-rnu"], ["experiment=tiny", "--config-name=x"]])
+def test_an_unknown_option_shows_the_usage(words):
+    with pytest.raises(ValueError, match=r"unrecognized arguments: --.*usage: nemo-specrl submit .*--dry-run"):
+        submit_command(words)

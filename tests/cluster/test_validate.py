@@ -17,6 +17,7 @@ def check(trainer: str = "local", policy: PolicyConfig | None = None, output_dir
 
 def test_defaults_and_a_whole_site_are_valid():
     check()
+    check(export="HOME,HF_TOKEN,MODE=fast")
     check(
         nodes=2, gpus_per_node=8, policy=PolicyConfig(tensor_parallel=8), runtime="pyxis", image="i", mounts=("/a:/b",)
     )
@@ -47,6 +48,10 @@ def test_defaults_and_a_whole_site_are_valid():
         ({"env": {"1A": "x"}}, "no name of an environment variable"),
         ({"env": {"HF_TOKEN": "x"}}, "looks like a secret"),
         ({"env": {"WANDB_API_KEY": "x"}}, "looks like a secret"),
+        ({"export": "HOME,HF_TOKEN=hf_0123456789"}, "write cluster.export=HF_TOKEN"),
+        ({"export": " "}, "nothing is said"),
+        ({"extra_srun": ("--export=NONE",)}, "attempt, scratch, the head's address"),
+        ({"runtime": "apptainer", "image": "x", "extra_container": ("--cleanenv",)}, "unset in cluster.setup"),
         ({"output": "logs/x"}, "without a folder"),
         ({"nodelist": "n[1"}, "malformed node list"),
         ({"port_base": 30000}, "ephemeral"),
@@ -81,7 +86,8 @@ def test_all_mistakes_are_told_at_once():
 def test_a_secret_of_the_environment_cannot_be_written_into_the_script():
     """nvSubquadratic#34"""
     environ = {"HF_TOKEN": "hf_0123456789", "PATH": "/usr/bin:/bin", "MY_SECRET": "short"}
-    check_secrets("export X=/usr/bin:/bin short", environ)
+    environ |= {"TOKENIZERS_PARALLELISM": "false and more", "HF_TOKEN_PATH": "/home/me/token"}  # no secrets themselves
+    check_secrets("export X=/usr/bin:/bin short false and more /home/me/token", environ)
     with pytest.raises(ValueError, match="value of HF_TOKEN") as caught:
         check_secrets("overrides=(token=hf_0123456789)", environ)
     assert "hf_0123456789" not in str(caught.value)

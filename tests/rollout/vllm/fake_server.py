@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from nemo_specrl.processes import die_with
 from nemo_specrl.rollout.vllm import server
 
 
@@ -52,5 +53,5 @@ class Fake:
 
 
 if __name__ == "__main__":
-    server.die_with(int(sys.argv[2]))
+    die_with(int(sys.argv[2]))
     server.serve(Connection(int(sys.argv[1])), Fake)
