@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 
 import numpy as np
 
 from nemo_specrl.config.data import DataConfig
-from nemo_specrl.data.rows import Message, Row, load_rows, rows_digest
-from nemo_specrl.models import Tokenizer
+from nemo_specrl.data.rows import Message, Row, is_local, load_rows, rows_digest
+from nemo_specrl.models import Tokenizer, chat_tokens
 from nemo_specrl.types import Prompt
 
 _log = logging.getLogger(__name__)
@@ -33,14 +34,21 @@ class PromptData:
     """Rows left out by `drop_long_prompts`."""
     duplicates: int
     """Rows left out because an earlier one has the same prompt tokens."""
+    conflicts: int
+    """Of those, the rows whose answer is another than the earlier one's."""
 
 
-def load_prompt_data(config: DataConfig, tokenizer: Tokenizer, max_length: int, max_new_tokens: int) -> PromptData:
-    """Read, validate and tokenise the source; lengths in tokens. ValueError names the rows at fault and the remedy."""
+def load_prompt_data(
+    config: DataConfig, tokenizer: Tokenizer, max_length: int, max_new_tokens: int, *, rendered_on: date | None = None
+) -> PromptData:
+    """Read, validate and tokenise the source; lengths in tokens. ValueError names the rows at fault and the remedy.
+
+    `rendered_on`: the date that a chat template with a date writes; None = today."""
     if "{prompt}" not in config.prompt_template:
         raise ValueError(f"data.prompt_template={config.prompt_template!r} must contain {{prompt}}.")
     rows = load_rows(config)
-    prompts = [_prompt(row, config, tokenizer) for row in rows]
+    day = rendered_on or date.today()
+    prompts = [_prompt(row, config, tokenizer, day) for row in rows]
     limit = min(config.max_prompt_tokens, max_length - max_new_tokens)
     too_long = [row.number for row, prompt in zip(rows, prompts, strict=True) if len(prompt.token_ids) > limit]
     if too_long and not config.drop_long_prompts:
@@ -53,6 +61,7 @@ def load_prompt_data(config: DataConfig, tokenizer: Tokenizer, max_length: int, 
         )
     short = [prompt for prompt in prompts if len(prompt.token_ids) <= limit]
     unique = list({prompt.key: prompt for prompt in reversed(short)}.values())[::-1]
+    conflicts = _conflicts(rows, prompts)
     data = PromptData(
         prompts=unique,
         name=":".join(part for part in (config.source, config.name, _split(config)) if part),
@@ -60,6 +69,7 @@ def load_prompt_data(config: DataConfig, tokenizer: Tokenizer, max_length: int, 
         rows=len(rows),
         dropped_long=len(too_long),
         duplicates=len(short) - len(unique),
+        conflicts=len(conflicts),
     )
     if not unique:
         raise ValueError(f"{config.source}: none of {len(rows)} prompts fits into {limit} tokens. Raise the limit.")
@@ -67,6 +77,13 @@ def load_prompt_data(config: DataConfig, tokenizer: Tokenizer, max_length: int, 
         _log.warning("%s: left out %d prompts of more than %d tokens", data.name, data.dropped_long, limit)
     if data.duplicates:
         _log.warning("%s: %d rows repeat an earlier prompt; each is kept once", data.name, data.duplicates)
+    if conflicts:
+        named = "; ".join(conflicts[:_MOST_NAMED]) + ("; ..." if len(conflicts) > _MOST_NAMED else "")
+        _log.warning(
+            "%s: %d rows repeat an earlier prompt with another answer (%s): the earlier answer is kept. Correct or "
+            "drop one of each: a right response may be rewarded as a wrong one",
+            data.name, len(conflicts), named,
+        )  # fmt: skip
     return data
 
 
@@ -75,11 +92,28 @@ def load_prompts(config: DataConfig, tokenizer: Tokenizer, max_length: int, max_
     return load_prompt_data(config, tokenizer, max_length, max_new_tokens).prompts
 
 
-def _prompt(row: Row, config: DataConfig, tokenizer: Tokenizer) -> Prompt:
+def _prompt(row: Row, config: DataConfig, tokenizer: Tokenizer, rendered_on: date) -> Prompt:
     messages = _messages(row, config)
-    token_ids = np.asarray(_token_ids(messages, config, tokenizer), dtype=np.int32)
+    options = _template_options(config, tokenizer)
+    try:
+        ids = chat_tokens(tokenizer, messages, rendered_on=rendered_on, **options)
+    except ValueError as error:
+        raise ValueError(f"{config.source}, row {row.number}: {error}") from error
+    if not ids:
+        raise ValueError(f"{config.source}, row {row.number}: the chat template makes no tokens of it. Repair either.")
     text = row.prompt if isinstance(row.prompt, str) else messages[-1]["content"]
-    return Prompt(token_ids=token_ids, answer=row.answer, text=text, source=row.source)
+    return Prompt(token_ids=np.asarray(ids, dtype=np.int32), answer=row.answer, text=text, source=row.source)
+
+
+def _conflicts(rows: Sequence[Row], prompts: Sequence[Prompt]) -> list[str]:
+    """The rows whose prompt tokens an earlier row has with another answer."""
+    first: dict[str, Row] = {}
+    found = []
+    for row, prompt in zip(rows, prompts, strict=True):
+        earlier = first.setdefault(prompt.key, row)
+        if earlier.answer != row.answer:
+            found.append(f"row {earlier.number} says {earlier.answer[:40]!r}, row {row.number} {row.answer[:40]!r}")
+    return found
 
 
 def _messages(row: Row, config: DataConfig) -> list[Message]:
@@ -90,26 +124,15 @@ def _messages(row: Row, config: DataConfig) -> list[Message]:
     return [*system, {"role": "user", "content": config.prompt_template.replace("{prompt}", row.prompt)}]
 
 
-def _token_ids(messages: Sequence[Message], config: DataConfig, tokenizer: Tokenizer) -> list[int]:
-    """Straight to ids: rendering to text and tokenising that would add a second beginning-of-sequence token."""
-    if not tokenizer.chat_template:
+def _template_options(config: DataConfig, tokenizer: Tokenizer) -> dict[str, bool]:
+    if config.enable_thinking is None:
+        return {}
+    if "enable_thinking" not in str(tokenizer.chat_template):
         raise ValueError(
-            "the tokenizer has no chat template (a base model?). Set model.tokenizer to the instruct model's, "
-            "or put a chat_template.jinja into the model's folder."
+            f"data.enable_thinking={config.enable_thinking}, but the chat template does not know it. Leave it null."
         )
-    options = {}
-    if config.enable_thinking is not None:
-        if "enable_thinking" not in tokenizer.chat_template:
-            raise ValueError(
-                f"data.enable_thinking={config.enable_thinking}, but the chat template does not know it. Leave it null."
-            )
-        options["enable_thinking"] = config.enable_thinking
-    ids = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
-    )
-    return list(ids)
+    return {"enable_thinking": config.enable_thinking}
 
 
 def _split(config: DataConfig) -> str | None:
-    is_local = config.source == "arithmetic" or config.source.endswith((".jsonl", ".json", ".parquet"))
-    return None if is_local else config.split
+    return None if is_local(config.source) else config.split

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from nemo_specrl.config.data import DataConfig
 from nemo_specrl.data.arithmetic import arithmetic_problems
+from nemo_specrl.data.files import READERS, RawRow, read_file
+from nemo_specrl.data.hub import read_dataset
 
 Message: TypeAlias = dict[str, str]
-RawRow: TypeAlias = dict[str, Any]
 
 _REQUIRED, _OPTIONAL = ("prompt", "answer"), ("source",)
 _MOST_NAMED = 5
@@ -25,7 +29,7 @@ class Row:
     """One validated row, not yet tokenised."""
 
     number: int
-    """Its position in the source, from 0."""
+    """Its position in the source, from 0; in a CSV the header is not counted."""
     prompt: str | list[Message]
     answer: str
     source: str
@@ -62,7 +66,7 @@ def rows_digest(rows: Sequence[Row]) -> str:
     """Hex digest (16 characters) of what the rows say: equal data has an equal digest wherever it is stored."""
     digest = hashlib.blake2b(digest_size=8)
     for row in rows:
-        digest.update(json.dumps([row.prompt, row.answer, row.source]).encode() + b"\n")
+        digest.update(json.dumps([row.prompt, row.answer, row.source], default=str).encode() + b"\n")
     return digest.hexdigest()
 
 
@@ -78,14 +82,28 @@ def _row(number: int, values: RawRow, config: DataConfig) -> Row | str:
             return f"row {number} has an empty prompt"
     elif fault := _message_fault(prompt):
         return f"row {number}: {fault}"
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
-        return f"row {number} has the answer {answer!r}, which is neither text nor a number"
+    if isinstance(answer, bool) or not isinstance(answer, (str, int, float, Decimal)):
+        return f"row {number} has the answer {reprlib.repr(answer)}, which is neither text nor a number"
+    if isinstance(answer, (float, Decimal)) and not math.isfinite(answer):
+        return f"row {number} has the answer {answer}: a missing value, or a number beyond what a float holds"
     if not str(answer).strip():
         return f"row {number} has an empty answer: no response to it could be right"
     source = values[config.columns["source"]] if "source" in config.columns else "default"
     if not isinstance(source, str) or not source:
         return f"row {number} has the source {source!r}, which is not a name"
+    said = [prompt] if isinstance(prompt, str) else [text for message in prompt for text in message.values()]
+    for text in (*said, answer, source):
+        if isinstance(text, str) and (half := _lone_surrogate(text)):
+            return f"row {number} has half of a character ({half!r}, a lone surrogate), which no encoding can write"
     return Row(number, prompt if isinstance(prompt, str) else [dict(m) for m in prompt], str(answer).strip(), source)
+
+
+def _lone_surrogate(text: str) -> str | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return text[error.start]
+    return None
 
 
 def _message_fault(prompt: Any) -> str | None:
@@ -94,7 +112,7 @@ def _message_fault(prompt: Any) -> str | None:
         return f"its prompt is neither text nor a list of chat messages but {type(prompt).__name__}"
     for message in prompt:
         if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
-            return f"its prompt has a message without text under role and content: {message!r}"
+            return f"its prompt has a message without text under role and content: {reprlib.repr(message)}"
     return "its prompt ends with the assistant's own message" if prompt[-1]["role"] == "assistant" else None
 
 
@@ -104,46 +122,11 @@ def _read(config: DataConfig) -> Iterable[RawRow]:
         problems = arithmetic_problems(config)
         return ({names["prompt"]: p, names["answer"]: a, names.get("source", "source"): s} for p, a, s in problems)
     path = Path(config.source).expanduser()
-    if path.suffix in {".jsonl", ".json", ".parquet"} or path.is_file():
-        if not path.is_file():
-            raise ValueError(f"data.source: there is no file {config.source}.")
-        return _read_parquet(path) if path.suffix == ".parquet" else _read_jsonl(path)
-    return _read_dataset(config)
+    if is_local(config.source) and not path.is_file():
+        raise ValueError(f"data.source: there is no file {config.source}.")
+    return read_file(path) if path.is_file() else read_dataset(config)
 
 
-def _read_jsonl(path: Path) -> Iterable[RawRow]:
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error}). Write one object per line.") from error
-            if not isinstance(value, dict):
-                raise ValueError(f"{path}, line {number}: not an object. Write one object per line.")
-            yield value
-
-
-def _read_parquet(path: Path) -> Iterable[RawRow]:
-    import pyarrow.parquet as parquet
-
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
-    except OSError as error:  # pyarrow's errors of a broken file are OSErrors and ValueErrors
-        raise ValueError(f"{path} is not a readable Parquet file: {error}") from error
-
-
-def _read_dataset(config: DataConfig) -> Iterable[RawRow]:
-    from datasets import load_dataset
-
-    try:
-        dataset = load_dataset(config.source, name=config.name, split=config.split)
-    except Exception as error:  # datasets raises whatever its backends raise
-        raise ValueError(
-            f"data.source={config.source!r} is neither `arithmetic` nor a file, and the hub's dataset of that name "
-            f"(name={config.name!r}, split={config.split!r}) does not load: {error} "
-            f"Without internet: download it elsewhere with HF_HOME on a shared disk, or point data.source to a file."
-        ) from error
-    return (dict(row) for row in dataset)
+def is_local(source: str) -> bool:
+    """Whether the source is no datasets name: built in, or a file's name."""
+    return source == "arithmetic" or Path(source).suffix.lower() in READERS or Path(source).expanduser().is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time
 from typing import Any, Protocol, cast
 
 from nemo_specrl.models.folder import ModelFolder, vocabulary
@@ -48,6 +49,44 @@ def load_tokenizer(folder: ModelFolder) -> Tokenizer:
     if folder.tokenizer_path != folder.path:
         _check_same_tokens(folder)
     return cast(Tokenizer, tokenizer)
+
+
+def chat_tokens(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, rendered_on: date, **options: Any
+) -> list[int]:
+    """Token ids of a chat up to where the assistant speaks. Straight to ids: rendering to text and tokenising that
+    would add a second beginning-of-sequence token.
+
+    A template that writes today's date (`strftime_now`, Llama 3.1 and later) writes `rendered_on`, 0:00: a run keeps
+    its prompts, and what it stores by their tokens, past midnight. ValueError where the tokenizer has no template, or
+    the template does not parse or refuses the chat.
+    """
+    template = tokenizer.chat_template
+    if not template:
+        raise ValueError(
+            "the tokenizer has no chat template (a base model?). Set model.tokenizer to the instruct model's, "
+            "or put a chat_template.jinja into the model's folder."
+        )
+    if "strftime_now" in str(
+        template
+    ):  # a variable of the template's own name goes before transformers' global function
+        options["strftime_now"] = datetime.combine(rendered_on, time()).strftime
+    try:
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
+        )
+    except Exception as error:  # a template is a program: it may raise whatever jinja and Python do
+        line = f", line {error.lineno}" if hasattr(error, "lineno") else ""
+        raise ValueError(
+            f"the chat template{line}: {type(error).__name__}: {error}. Repair chat_template.jinja (or chat_template "
+            "in tokenizer_config.json) in the model's folder, or set model.tokenizer to a folder whose template works"
+            + ("; for one that knows no system message set data.system_prompt=null." if _has_system(messages) else ".")
+        ) from error
+    return list(ids)
+
+
+def _has_system(messages: Sequence[Mapping[str, str]]) -> bool:
+    return any(message["role"] == "system" for message in messages)
 
 
 def _check_same_tokens(folder: ModelFolder) -> None:

@@ -1,6 +1,5 @@
 import json
-import sys
-import types
+from datetime import date
 
 import numpy as np
 import pytest
@@ -63,42 +62,6 @@ def test_columns_are_mapped_and_the_source_kept(tokenizer, jsonl):
     assert [(p.text, p.answer, p.source) for p in prompts] == [("a", "1", "gsm8k"), ("b", "2", "aime")]
 
 
-def test_parquet_holds_the_same(tokenizer, jsonl, tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    rows = [{"question": f"{i}?", "gold": i} for i in range(5)]
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    from_parquet = load(tokenizer, str(path), columns=MAPPED, limit=3)
-    from_lines = load(tokenizer, jsonl(*rows), columns=MAPPED, limit=3)
-    assert [p.key for p in from_parquet.prompts] == [p.key for p in from_lines.prompts]
-    assert from_parquet.digest == from_lines.digest
-    assert from_parquet.rows == 3
-
-
-def test_a_datasets_name_honours_split_and_configuration(tokenizer, monkeypatch):
-    asked = {}
-
-    def load_dataset(path, name, split):
-        asked.update(path=path, name=name, split=split)
-        return [{"question": "a", "gold": "1"}]
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    data = load(tokenizer, "owner/set", split="test", name="main", columns=MAPPED)
-    assert asked == {"path": "owner/set", "name": "main", "split": "test"}
-    assert data.name == "owner/set:main:test"
-
-
-def test_a_dataset_that_does_not_load_says_what_to_do(tokenizer, monkeypatch):
-    def load_dataset(*_, **__):
-        raise ConnectionError("no route")
-
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(ValueError, match=r"(?s)no route.*Without internet"):
-        load(tokenizer, "owner/set")
-
-
 GOOD = {"question": "a", "gold": "1"}
 
 
@@ -110,6 +73,13 @@ GOOD = {"question": "a", "gold": "1"}
         ({"question": "b", "gold": "  "}, "row 1 has an empty answer"),
         ({"question": "b", "gold": None}, "row 1 has the answer None"),
         ({"question": "b", "gold": True}, "row 1 has the answer True"),
+        ('{"question": "b", "gold": NaN}', "row 1 has the answer nan: a missing value"),
+        ('{"question": "b", "gold": -Infinity}', "row 1 has the answer -inf"),
+        ('{"question": "b", "gold": 1e999}', "row 1 has the answer inf"),
+        ({"question": "b", "gold": [1] * 9999}, r"row 1 has the answer \[1, 1, 1, 1, 1, 1, \.\.\.\]"),
+        ('{"question": "b\\ud83d", "gold": "1"}', r"row 1 has half of a character \('\\ud83d'"),
+        ('{"question": "b", "gold": "\\udc00"}', "row 1 has half of a character"),
+        ('{"question": [{"role": "user", "content": "\\udc00"}], "gold": "1"}', "row 1 has half of a character"),
         ({"question": " ", "gold": "1"}, "row 1 has an empty prompt"),
         ({"question": [], "gold": "1"}, "row 1: its prompt is neither"),
         ({"question": [{"role": "user"}], "gold": "1"}, "message without text"),
@@ -149,12 +119,6 @@ def test_a_missing_file(tokenizer):
         load(tokenizer, "no/such/rows.jsonl")
 
 
-def test_a_broken_parquet_file(tokenizer, tmp_path):
-    (tmp_path / "x.parquet").write_text("not parquet")
-    with pytest.raises(ValueError, match="Parquet"):
-        load(tokenizer, str(tmp_path / "x.parquet"))
-
-
 def test_long_prompts_are_named_or_dropped(tokenizer, jsonl):
     source = jsonl({"prompt": "short", "answer": 1}, {"prompt": "x" * 50, "answer": 1})
     with pytest.raises(ValueError, match=r"1 of 2 prompts have more than 40 tokens \(rows 1\); the longest has 52"):
@@ -173,6 +137,44 @@ def test_duplicates_are_kept_once_and_reported(tokenizer, jsonl, caplog):
     assert [(p.text, p.answer) for p in data.prompts] == [("a", "0"), ("b", "1")]
     assert data.duplicates == 2
     assert "2 rows repeat an earlier prompt" in caplog.text
+
+
+def test_a_prompt_with_two_answers_is_said(tokenizer, jsonl, caplog):
+    rows = [("a", 1), ("b", 1), ("a", 1), ("a", 2), ("b", "x")]
+    data = load(tokenizer, jsonl(*[{"prompt": text, "answer": answer} for text, answer in rows]))
+    assert (data.duplicates, data.conflicts) == (3, 2)
+    assert [(p.text, p.answer) for p in data.prompts] == [("a", "1"), ("b", "1")]
+    assert "row 0 says '1', row 3 '2'; row 1 says '1', row 4 'x'" in caplog.text
+
+
+TEMPLATES = [
+    ("{% if %}", r"row 0: the chat template, line 1: TemplateSyntaxError"),
+    ("\n{{ 1 / 0 }}", "ZeroDivisionError"),
+    ("{{ raise_exception('System role not supported') }}", r"System role not supported.*data\.system_prompt=null"),
+    ("{{ messages[5].content }}", "UndefinedError"),
+    ("{{ 'a' + 1 }}", "TypeError"),
+    ("{{ '' }}", "makes no tokens"),
+]
+
+
+@pytest.mark.parametrize(("template", "message"), TEMPLATES)
+def test_a_template_that_fails_is_named_with_its_remedy(tokenizer, jsonl, monkeypatch, template, message):
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(ValueError, match=message):
+        load(tokenizer, jsonl({"prompt": "a", "answer": 1}), system_prompt="s")
+
+
+def test_a_template_with_a_date_writes_the_one_it_is_given(tokenizer, jsonl, monkeypatch):
+    """Today's date in a template changes every prompt's key at midnight, and reuse finds nothing any more."""
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ strftime_now('%d %b %Y %H') }}: {{ messages[0].content }}")
+    config = DataConfig(source=jsonl({"prompt": "a", "answer": 1}))
+
+    def text(day):
+        (prompt,) = load_prompt_data(config, tokenizer, 512, 64, rendered_on=day).prompts
+        return tokenizer.decode(prompt.token_ids)
+
+    assert text(date(2024, 2, 29)) == "29 Feb 2024 00: a"
+    assert text(None) == f"{date.today():%d %b %Y} 00: a"
 
 
 def test_thinking_reaches_a_template_that_knows_it(tokenizer, jsonl, monkeypatch):
