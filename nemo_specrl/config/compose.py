@@ -7,6 +7,7 @@ import difflib
 import functools
 import json
 import re
+import shlex
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,17 +64,20 @@ def compose_tree(
             return cast(DictConfig, hydra_compose(config_name, overrides=[open_dict_override(o) for o in overrides]))
     except (ConfigCompositionException, MissingConfigException, OverrideParseException) as error:
         raise ValueError(explain(error, overrides)) from error
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(str(error)) from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:  # a ValueError for `group=null` and `=x`
+        raise ValueError(explain(error, overrides)) from error
 
 
 def to_run_config(tree: DictConfig) -> RunConfig:
     """Frozen dataclasses from a composed tree, validated across fields."""
     if OmegaConf.get_type(tree) is not RunConfig:  # the output of --dump-config, or a file without `run_schema`
         tree = _on_schema(tree)
-    if missing := sorted(OmegaConf.missing_keys(tree)):
-        raise ValueError(f"no value for {', '.join(missing)}: give {missing[0]}=...")
+    known = [name for name, _, _ in schema_keys()]
+    if unknown := sorted(_undeclared(tree, RunConfig)):  # `+key=value` adds what no dataclass has
+        raise ValueError(f"unknown key '{unknown[0]}'. {did_you_mean(unknown[0], known)}")
     try:
+        if missing := sorted(OmegaConf.missing_keys(tree)):
+            raise ValueError(f"no value for {', '.join(missing)}: give {missing[0]}=...")
         run = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:
         raise ValueError(str(error)) from error
@@ -101,6 +105,16 @@ def _on_schema(tree: DictConfig) -> DictConfig:
         return cast(DictConfig, OmegaConf.merge(schema, tree))
     except OmegaConfBaseException as error:
         raise ValueError(f"not a configuration of this version of nemo-specrl: {error}") from error
+
+
+def _undeclared(tree: DictConfig, cls: type, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of the tree that the dataclass does not declare."""
+    hints = typing.get_type_hints(cls)
+    for key in map(str, tree):
+        if key not in hints:
+            yield f"{prefix}{key}"
+        elif dataclasses.is_dataclass(hints[key]) and isinstance(node := tree._get_node(key), DictConfig):
+            yield from _undeclared(node, hints[key], f"{prefix}{key}.")
 
 
 def schema_keys(cls: type = RunConfig, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any], type]]:
@@ -174,15 +188,33 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         text = f"{text}: {cause}"
     if key := re.search(r"Could not override '([^']+)'", text):
         return f"unknown key '{key[1]}'. {did_you_mean(key[1], [*(name for name, _, _ in schema_keys()), *groups()])}"
-    if option := re.search(r"Could not find '([^'/]+)/([^']+)'", text):
+    if option := re.search(r"Could not (?:find|load) '([^'/]+)/([^']*)'", text):
         known = groups().get(option[1], [])
         return f"no option '{option[2]}' in group '{option[1]}'. {did_you_mean(option[2], known)}"
+    if "Config group override must be" in text:  # `tracking=null`; Hydra names neither the group nor the override
+        said = [o for o in overrides if o.partition("=")[0].strip("+~") in ("", *groups())]
+        return f"a group takes the name of an option, not what {' '.join(said)} says. Groups: {', '.join(groups())}"
     if group := re.search(r"Could not override '([^']+)'|No match in the defaults list", text):
         return f"{text.splitlines()[0]} Groups: {', '.join(groups())} ({group[0]})"
     if isinstance(error, OverrideParseException):
-        said = " ".join(overrides)
-        return f"cannot read the override(s) {said}: {text.splitlines()[0]} Write key=value or group=option."
+        given = next((o for o in overrides if open_dict_override(o) == error.override), error.override)
+        return _how_to_write(given, text.splitlines()[0])
+    if ambiguous := re.match(r"Ambiguous value for argument '(.*)'", text):
+        return _how_to_write(ambiguous[1], "a comma makes a sweep, which no run is; for a list write [a,b]")
     return text
+
+
+def _how_to_write(override: str, fault: str) -> str:
+    """An override that Hydra's grammar cannot read, and how a shell passes its value as a string."""
+    key, equals, value = override.partition("=")
+    if not equals or not key.strip("+~"):
+        return f"cannot read the override {override}: {fault}. Write key=value or group=option."
+    words = f"{key}={hydra_quote(value.strip())}"
+    shell = shlex.quote(words) if set(words) & set('$`"\\!') else f'"{words}"'
+    return (
+        f"cannot read the override {override}: {fault}. Braces, brackets, commas, colons, equals signs and quotes "
+        f"belong to Hydra's grammar: quote a string with any of them for Hydra, and the whole for the shell: {shell}"
+    )
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ class DataConfig:
     """Rows -> prompts. Rows are validated before anything heavy is loaded."""
 
     source: str = "arithmetic"
-    """`arithmetic` (built in, deterministic); a file: JSON lines, a JSON array, CSV, TSV or Parquet, told apart by the ending;
-    or a Hugging Face datasets name."""
+    """`arithmetic` (built in, deterministic); a file: JSON lines, a JSON array, CSV, TSV or Parquet, told apart by
+    its ending; or a Hugging Face datasets name."""
     split: str = "train"
     """Split of a datasets name."""
     name: str | None = None

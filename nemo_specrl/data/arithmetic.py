@@ -63,6 +63,9 @@ def _value(expression: str) -> int:
 def _check(config: DataConfig) -> None:
     if not config.operations or set(config.operations) - set(_SYMBOLS):
         raise ValueError(f"data.operations={config.operations!r} must name some of {_SYMBOLS}.")
+    for name, pair in (("digits", config.digits), ("terms", config.terms)):
+        if len(pair) != 2:
+            raise ValueError(f"data.{name}={tuple(pair)} must be a pair, e.g. [1,2].")
     if not 1 <= config.digits[0] <= config.digits[1] <= 9:
         raise ValueError(f"data.digits={tuple(config.digits)} must be an ascending pair within 1 to 9.")
     if not 2 <= config.terms[0] <= config.terms[1]:

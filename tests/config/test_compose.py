@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,11 +41,44 @@ def test_every_shipped_top_level_file_composes(name: str) -> None:
         (["foo bar"], "key=value"),
         (["data=jsonl"], "data.source"),
         (["drafter.speculativ_config.x=1"], "drafter.speculative_config"),
+        (["+tracking.foo=x"], r"unknown key 'tracking\.foo'\. Did you mean tracking\."),
+        (["++tracking.foo.bar=x"], "unknown key 'tracking.foo'"),
+        (["+x=1"], "unknown key 'x'"),
+        (["+data.prompt_templat=1"], "data.prompt_template"),
+        (["name=${nope}"], "'nope' not found"),
+        (["name=${oc.env:NO_SUCH_VARIABLE}"], "NO_SUCH_VARIABLE"),
+        (["name=${name}"], "Recursive"),
+        (["tracking=null"], r"not what tracking=null says\. Groups: algorithm"),
+        (["=3"], "not what =3 says"),
+        (["reuse="], "no option '' in group 'reuse'.*lenient"),
+        (["experiment=[exact,b]"], "no option 'b' in group 'experiment'"),
     ],
 )
 def test_mistakes_name_the_remedy(overrides: list[str], hint: str) -> None:
     with pytest.raises(ValueError, match=hint):
         c.compose(overrides)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.prompt_template", "Solve: {prompt}"),
+        ("data.prompt_template", "{prompt}, in $ it's \\boxed{`x`}!"),
+        ("data.system_prompt", "Yes, do: (a"),
+        ("data.system_prompt", "[1"),
+        ("data.source", "a=b,c"),
+        ("data.columns.prompt", "x{"),
+    ],
+)
+def test_a_string_that_the_grammar_cannot_read_is_quoted_for_the_user(key: str, value: str) -> None:
+    """What the message says to write, taken through a shell's quoting, gives the value."""
+    with pytest.raises(ValueError, match="cannot read the override") as caught:
+        c.compose([f"{key}={value}"])
+    (override,) = shlex.split(str(caught.value).split("for the shell: ")[1])
+    run: object = c.compose([override])
+    for part in key.split("."):
+        run = run[part] if isinstance(run, dict) else getattr(run, part)
+    assert run == value
 
 
 def test_open_dicts_take_new_keys_and_closed_ones_do_not() -> None:

@@ -47,6 +47,8 @@ def test_a_grade_that_runs_out_leaves_its_turns_to_the_others():
         ({"operations": ""}, "operations"),
         ({"digits": (2, 1)}, "digits"),
         ({"digits": (0, 1)}, "digits"),
+        ({"digits": (1,)}, r"data\.digits=\(1,\) must be a pair"),
+        ({"terms": (2, 3, 4)}, "data.terms"),
         ({"terms": (1, 2)}, "terms"),
         ({"size": 0}, "size"),
     ],
