@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -24,8 +24,12 @@ class Tracker(Protocol):
         """Facts about the run: versions, job, stamps."""
         ...
 
-    def dataset(self, name: str, digest: str, source: str, context: str = "training") -> None:
-        """Which data the run reads: a name, a digest of its content (36 characters at most), where it came from."""
+    def dataset(
+        self, name: str, digest: str, source: str, context: str = "training", *, subset: str | None = None,
+        split: str | None = None,
+    ) -> None:  # fmt: skip
+        """Which data the run reads: a name, a digest of its content (36 characters at most), where it came from: a
+        path, or a hub name with its configuration (`subset`) and split."""
         ...
 
     def artifact(self, path: Path, folder: str = "") -> None:
@@ -34,6 +38,15 @@ class Tracker(Protocol):
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         """Sample rows of one step (capped)."""
+        ...
+
+    def model(self, folder: Path, name: str, step: int) -> None:
+        """Register a Hugging Face folder, written after this step, as a version of MLflow's model `name`. The folder
+        must stay until it was sent."""
+        ...
+
+    def at_end(self, make: Callable[[Path], Path]) -> None:
+        """When the run is closed, make a file from its folder (a report) and keep it as an artifact."""
         ...
 
     def close(self, status: RunStatus) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nemo_specrl.files import write_atomic
-from nemo_specrl.tracking.follower import RunLostError
+from nemo_specrl.tracking.follower import BlockedError, RunLostError
 from nemo_specrl.tracking.spool import Event
 from nemo_specrl.tracking.uri import is_database, set_patience, shown, sqlite_file
 from nemo_specrl.tracking.values import clean_key
 
 if TYPE_CHECKING:
+    from mlflow.data.dataset_source import DatasetSource
     from mlflow.tracking import MlflowClient
 
 LOG = logging.getLogger("nemo_specrl.tracking")
@@ -54,8 +55,8 @@ class MlflowSink:
         """The first reasons why the server would not take something, one line each."""
 
     def open(self) -> bool:
-        """Connect, and find the run of this folder or make it. Raises what MLflow raises; ValueError for a deleted
-        experiment."""
+        """Connect, and find the run of this folder or make it. Raises what MLflow raises; BlockedError for a deleted
+        experiment, or a database without its driver."""
         set_patience()
         from mlflow.exceptions import MlflowException
 
@@ -77,6 +78,23 @@ class MlflowSink:
         self.run_id, self._params = self._find_or_create(client, experiment_id), {}
         write_atomic(id_file, self.run_id + "\n")
         return True
+
+    def newest(self) -> dict[str, int]:
+        """Newest step of each metric."""
+        assert self._client is not None, "open() comes first"
+        run = self._client.get_run(self.run_id)
+        return {metric.key: metric.step for metric in run.data._metric_objs}
+
+    def names(self) -> set[str]:
+        """Of parameters and tags."""
+        assert self._client is not None, "open() comes first"
+        data = self._client.get_run(self.run_id).data
+        return {*data.params, *data.tags}
+
+    def steps(self, key: str) -> set[int]:
+        """All steps of a metric."""
+        assert self._client is not None, "open() comes first"
+        return {metric.step for metric in self._client.get_metric_history(self.run_id, key)}
 
     def _artifact_root(self) -> str | None:
         """Where an experiment of ours keeps artifacts. A server knows; a bare database would use ./mlruns."""
@@ -103,6 +121,7 @@ class MlflowSink:
         metrics: list[Metric] = []
         tags: dict[str, str] = {}
         tables: dict[str, Event] = {}
+        models: list[Event] = []
         for event in events:
             match event["kind"]:
                 case "metrics" | "system":
@@ -118,6 +137,8 @@ class MlflowSink:
                     refused += self._send_dataset(event["values"])
                 case "table":
                     tables[event["name"]] = event  # only the newest picture of a table is worth a request
+                case "model":
+                    models.append(event)
                 case "start":
                     status = "RUNNING"
                 case "end":
@@ -129,6 +150,8 @@ class MlflowSink:
             refused += self._batch(tags=entries[start : start + MAX_PARAMS])
         for event in tables.values():
             refused += self._send_artifact(event["path"], "tables")
+        for event in models:
+            refused += self._send_model(event)
         if status == "RUNNING":  # a requeued run is opened again
             self._take(lambda c: c.update_run(self.run_id, status="RUNNING"))
         elif status:
@@ -163,16 +186,46 @@ class MlflowSink:
     def _send_artifact(self, relative: str, folder: str) -> int:
         path = self._folder / relative
         if not path.exists():
-            self.refusals.append(f"artifact {relative} is gone")
+            self._refuse(f"artifact {relative} is gone")
             return 1
-        return 0 if self._take(lambda c: c.log_artifact(self.run_id, str(path), folder or None)) else 1
+        try:
+            return 0 if self._take(lambda c: c.log_artifact(self.run_id, str(path), folder or None)) else 1
+        except PermissionError as error:  # a server that keeps its artifacts in a folder of its own, out of our reach
+            self._refuse(
+                f"artifact {relative}: {error}; start the server with --artifacts-destination, which serves them"
+            )
+            return 1
 
-    def _send_dataset(self, values: Mapping[str, str]) -> int:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
+    def _send_dataset(self, values: Mapping[str, Any]) -> int:
+        from mlflow.data.meta_dataset import MetaDataset
+        from mlflow.entities import DatasetInput, InputTag
 
-        dataset = Dataset(values["name"], values["digest"], values["source_type"], json.dumps(values["source"]))
-        entry = DatasetInput(dataset, [InputTag("mlflow.data.context", values["context"])])
+        dataset = MetaDataset(_source(values["source"]), values["name"], values["digest"])
+        entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", values["context"])])
         return 0 if self._take(lambda c: c.log_inputs(self.run_id, [entry])) else 1
+
+    def _send_model(self, event: Event) -> int:
+        """Upload the folder below the run's artifacts and make it a version of the registered model, once."""
+        from mlflow.exceptions import MlflowException
+
+        folder, name, place = Path(event["path"]), event["name"], f"model/step_{event['step']:08d}"
+        if not folder.is_dir():
+            self._refuse(f"model {folder} is gone")
+            return 1
+        client = self._client
+        assert client is not None, "open() comes first"
+        source = f"{client.get_run(self.run_id).info.artifact_uri}/{place}"
+        try:
+            client.create_registered_model(name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                self._refuse(f"model {name!r}: {error}")
+                return 1
+        if any(version.source == source for version in client.search_model_versions(f"run_id = '{self.run_id}'")):
+            return 0
+        client.log_artifacts(self.run_id, str(folder), place)
+        tags = {"nemo_specrl.step": str(event["step"])}
+        return 0 if self._take(lambda c: c.create_model_version(name, source, self.run_id, tags=tags)) else 1
 
     def _take(self, call: Callable[[MlflowClient], object]) -> bool:
         """Make a call; False if the server refused it for good. Raises RunLostError, or what else went wrong."""
@@ -186,11 +239,35 @@ class MlflowSink:
                 raise RunLostError(str(error)) from error
             if error.error_code not in _FOR_GOOD:
                 raise
-            if len(self.refusals) < 20:
-                self.refusals.append(str(error).splitlines()[0][:300])
-                LOG.warning("MLflow refuses an entry for good: %s", self.refusals[-1])
+            if self._client.get_run(self.run_id).info.lifecycle_stage == "deleted":
+                raise BlockedError(
+                    f"run {self.run_id} was deleted: what is recorded from now on waits in the spool until it is "
+                    f"restored (mlflow runs restore --run-id {self.run_id}), or made again at the next start"
+                ) from error
+            self._refuse(str(error))
             return False
         return True
+
+    def _refuse(self, reason: str) -> None:
+        if len(self.refusals) < 20:
+            self.refusals.append(reason.splitlines()[0][:300])
+            LOG.warning("MLflow refuses an entry for good: %s", self.refusals[-1])
+
+
+def _source(origin: Mapping[str, str]) -> DatasetSource:
+    """MLflow's own description of where data comes from."""
+    from mlflow.data.code_dataset_source import CodeDatasetSource
+    from mlflow.data.huggingface_dataset_source import HuggingFaceDatasetSource
+    from mlflow.data.sources import LocalArtifactDatasetSource
+
+    match origin["kind"]:
+        case "hub":
+            return HuggingFaceDatasetSource(
+                origin["path"], config_name=origin["subset"] or None, split=origin["split"] or None
+            )
+        case "local":
+            return LocalArtifactDatasetSource(origin["uri"])
+    return CodeDatasetSource({"name": origin["name"]})
 
 
 def _connect(uri: str) -> MlflowClient:
@@ -200,14 +277,14 @@ def _connect(uri: str) -> MlflowClient:
     try:
         return MlflowClient(tracking_uri=uri)
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise BlockedError(
             f"{shown(uri)} needs the database driver {error.name!r} beside MLflow: install it, or go through an "
             f"mlflow server's http address"
         ) from error
 
 
 def _experiment_id(client: MlflowClient, name: str, artifact_root: str | None) -> str:
-    """The experiment's id, made if missing. Raises ValueError with the remedy if it lies in the bin."""
+    """The experiment's id, made if missing. Raises BlockedError with the remedy if it lies in the bin."""
     from mlflow.exceptions import MlflowException
 
     if (experiment := client.get_experiment_by_name(name)) is None:
@@ -217,7 +294,7 @@ def _experiment_id(client: MlflowClient, name: str, artifact_root: str | None) -
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or not (experiment := client.get_experiment_by_name(name)):
                 raise
     if experiment.lifecycle_stage == "deleted":
-        raise ValueError(
+        raise BlockedError(
             f"MLflow experiment {name!r} was deleted: restore it with `mlflow experiments restore "
             f"--experiment-id {experiment.experiment_id}`, or set tracking.experiment to another name"
         )

@@ -7,7 +7,7 @@ import logging
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class RunTracker:
         self._max_rows = max_rows
         self._closed = False
         self._configs = 0
+        self._reports: list[Callable[[Path], Path]] = []
         self.drops: Counter[str] = Counter()
         """Reason -> how many entries were not recorded."""
 
@@ -83,16 +84,25 @@ class RunTracker:
     def tags(self, values: Mapping[str, str]) -> None:
         self._append("tags", attempt=self.attempt, values={k: str(redact(v, k)) for k, v in flatten(values, ".")})
 
-    def dataset(self, name: str, digest: str, source: str, context: str = "training") -> None:
-        """Which data the run reads: shown by MLflow as the run's dataset."""
-        source_type = "hf" if "/" in source and not Path(source).exists() else "local"
-        values = {
-            "name": name[:500],
-            "digest": digest[:36],
-            "source_type": source_type,
-            "source": {"uri": redact_text(source)},
-        }
-        self._append("dataset", values={**values, "context": context})
+    def dataset(
+        self, name: str, digest: str, source: str, context: str = "training", *, subset: str | None = None,
+        split: str | None = None,
+    ) -> None:  # fmt: skip
+        where = redact_text(source)
+        origin = {"kind": "code", "name": where}
+        if (path := Path(source).expanduser()).exists():
+            origin = {"kind": "local", "uri": redact_text(str(path.absolute()))}
+        elif "/" in source:
+            origin = {"kind": "hub", "path": where, "subset": subset or "", "split": split or ""}
+        self._append(
+            "dataset", values={"name": name[:500], "digest": digest[:36], "source": origin, "context": context}
+        )
+
+    def model(self, folder: Path, name: str, step: int) -> None:
+        self._append("model", path=str(folder.absolute()), name=name, step=int(step))
+
+    def at_end(self, make: Callable[[Path], Path]) -> None:
+        self._reports.append(make)
 
     def text(self, path: Path, content: str) -> None:
         """Write a small text as an artifact at this path below the run's artifacts; secrets are taken out."""
@@ -135,6 +145,11 @@ class RunTracker:
         if self._system is not None:
             self._system.stop()
         self._append("end", attempt=self.attempt, status=status, drops=dict(self.drops))
+        for make in self._reports:  # after the end, which they tell of
+            try:
+                self.artifact(make(self.output_dir))
+            except Exception as error:  # whatever a report stumbles over, the run is done
+                self._drop("report", f"no report of the run: {error}")
         if self._follower is not None:
             pending = self._follower.close(self._flush_timeout_s)
             if pending:
@@ -156,7 +171,7 @@ class RunTracker:
         target = self.output_dir / "artifacts" / path
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(content)
+            target.write_text(content, errors="backslashreplace")
         except OSError as error:
             self._drop("artifact", f"artifact {path} was not written: {error}")
             return

@@ -15,19 +15,33 @@ def resolve_uri(uri: str | None, output_dir: Path) -> str:
     """The configured URI, else MLFLOW_TRACKING_URI, else a sqlite file beside the output folders.
 
     A relative sqlite path starts at the working folder. Raises ValueError for a file store, which MLflow refuses since
-    3.13.
+    3.13, and for any other URI that it cannot open.
     """
     chosen = uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not chosen:
         return f"sqlite:///{output_dir.absolute().parent / 'mlflow.db'}"
-    scheme = urlsplit(chosen).scheme
-    if scheme in ("", "file"):
+    if fault := _fault(chosen):
         raise ValueError(
-            f"tracking URI {chosen!r} is a folder, which MLflow no longer takes: use "
-            f"sqlite:////absolute/path/mlflow.db, postgresql://..., or the http(s) address of an mlflow server"
+            f"tracking URI {shown(chosen)!r} {fault}: use sqlite:////absolute/path/mlflow.db, postgresql://..., or the "
+            f"http(s) address of an mlflow server"
         )
     path = sqlite_file(chosen)
     return chosen if path is None else chosen.replace(str(path), str(path.absolute()), 1)
+
+
+def _fault(uri: str) -> str | None:
+    try:
+        parts = urlsplit(uri)
+        _ = parts.port  # is parsed when it is asked for
+    except ValueError as error:
+        return f"is no address ({error})"
+    if uri.split(":")[0] in ("databricks", "databricks-uc", "uc"):
+        return "is Databricks', whose experiments and models follow rules of their own: it is not supported"
+    if parts.scheme in ("", "file"):
+        return "is a folder, which MLflow no longer takes"
+    if parts.scheme in ("http", "https"):
+        return None if parts.hostname else "names no host"
+    return None if is_database(uri) else "is of no kind that MLflow opens"
 
 
 def is_database(uri: str) -> bool:
@@ -54,6 +68,7 @@ def set_patience() -> None:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",  # a 503 may ask for minutes, asleep within the call
         "MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "2",
         "MLFLOW_SQLALCHEMYSTORE_MAX_OVERFLOW": "2",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -60,7 +60,8 @@ def flatten(values: Any, separator: str = "/", prefix: str = "") -> Iterator[tup
 def numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float | int | None]]:
     """Flat (name, number) pairs; a value that is no number is None, for the caller to count.
 
-    NaN and infinities break MLflow's pages, so such a value becomes the counter `nonfinite/<name>` = 1.
+    NaN, infinities and what no float holds (10**400) break MLflow's pages: such a value becomes the counter
+    `nonfinite/<name>` = 1.
     """
     for key, leaf in flatten(values):
         for name, number in _expand(key, leaf):
@@ -80,7 +81,7 @@ def _expand(key: str, leaf: Any) -> Iterator[tuple[str, float | int | None]]:
             yield key, None
         elif len(items) > MAX_SEQUENCE:
             yield from (
-                (f"{key}/mean", sum(known) / len(known)),
+                (f"{key}/mean", sum(map(float, known)) / len(known)),
                 (f"{key}/min", min(known)),
                 (f"{key}/max", max(known)),
             )
@@ -94,14 +95,15 @@ def to_number(value: Any) -> float | int | None:
     """An int or float of the same value; None for whatever is not a number (strings among it)."""
     if isinstance(value, bool):
         return int(value)
-    if isinstance(value, int | float):
-        return value
     if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):
         return None
     try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError):
+        number = float(value)
+    except OverflowError:  # 10**400, or a Fraction of that size
+        return math.inf
+    except (TypeError, ValueError):
         return None
+    return value if isinstance(value, int) else number
 
 
 def stable_text(value: Any) -> str:
@@ -113,7 +115,7 @@ def stable_text(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return "[" + ", ".join(sorted(map(stable_text, value))) + "]"
     if value is None or isinstance(value, str | int | float | bool | Path):
-        return str(value)
+        return str(value).encode(errors="backslashreplace").decode()  # half a character is none that a server stores
     name = getattr(value, "__qualname__", None)
     if name is not None:
         return f"{getattr(value, '__module__', '')}.{name}"

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from nemo_specrl.tracking.follower import CHUNK, Follower, RunLostError
+import pytest
+
+from nemo_specrl.tracking.follower import CHUNK, BlockedError, Follower, RunLostError
 from nemo_specrl.tracking.spool import EVENTS, Event, Spool
 
 
@@ -31,6 +33,16 @@ class MemorySink:
         assert len(events) <= CHUNK
         self.taken += events
         return 0
+
+    def newest(self) -> dict[str, int]:
+        self.trouble()
+        return {key: max(self.steps(key)) for _, key in self.points()}
+
+    def steps(self, key: str) -> set[int]:
+        return {step for step, name in self.points() if name == key}
+
+    def names(self) -> set[str]:
+        return {key for e in self.taken if e["kind"] in ("tags", "params") for key in e["values"]}
 
     def points(self) -> list[tuple[int, str]]:
         return [(e["step"], key) for e in self.taken if e["kind"] == "metrics" for key in e["values"]]
@@ -192,3 +204,113 @@ def test_a_torn_line_does_not_stop_the_rest(tmp_path: Path) -> None:
     while follower.step():
         pass
     assert sink.points() == [(1, "loss")]
+
+
+def run_through(folder: Path, sink: MemorySink) -> None:
+    follower = Follower(folder, sink)
+    follower.open()
+    while follower.step():
+        pass
+
+
+def test_a_gap_is_filled_from_the_spool_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spool, sink = Spool(tmp_path / EVENTS), MemorySink()
+    spool.append("params", attempt=1, values={"seed": "1"})
+    write(spool, range(1, 1001), "loss", "reward")
+    write(spool, range(500, 1005), "loss")  # a resumed attempt repeats steps
+    run_through(tmp_path, sink)
+    before = sorted(sink.points())
+    sink.taken = [e for e in sink.taken if e["kind"] != "metrics" or not 200 <= e["step"] < 300]
+    for event in sink.taken:
+        if event["kind"] == "metrics" and event["step"] == 7:
+            del event["values"]["loss"]
+    run_through(tmp_path, sink)
+    assert sorted(sink.points()) == before, "what was missing came back, and nothing twice"
+    assert "lacks 201 of the entries" in caplog.text
+    taken = len(sink.taken)
+    run_through(tmp_path, sink)
+    assert len(sink.taken) == taken
+
+
+def test_a_lost_parameter_or_tag_is_a_gap(tmp_path: Path) -> None:
+    spool, sink = Spool(tmp_path / EVENTS), MemorySink()
+    spool.append("tags", values={"arm": "x"})
+    write(spool, range(1, 5))
+    run_through(tmp_path, sink)
+    sink.taken = [e for e in sink.taken if e["kind"] != "tags"]
+    run_through(tmp_path, sink)
+    assert sink.names() == {"arm"}
+    assert sink.points() == [(step, "loss") for step in range(1, 5)]
+
+
+def test_what_the_sink_refuses_is_not_replayed_for_ever(tmp_path: Path) -> None:
+    class Refusing(MemorySink):
+        def send(self, events: Sequence[Event]) -> int:
+            return super().send([e for e in events if e["step"] != 3])
+
+    spool, sink = Spool(tmp_path / EVENTS), Refusing()
+    write(spool, range(1, 5))
+    sends = []
+    for _ in range(4):
+        before = len(sink.taken)
+        run_through(tmp_path, sink)
+        sends.append(len(sink.taken) - before)
+    assert sends == [3, 0, 0, 0]
+    sink.taken = sink.taken[:1]  # and then something else is lost
+    run_through(tmp_path, sink)
+    assert sink.points() == [(1, "loss"), (2, "loss"), (4, "loss")]
+
+
+def test_a_server_that_comes_back_from_a_backup_is_caught_up(tmp_path: Path) -> None:
+    spool, sink = Spool(tmp_path / EVENTS), MemorySink()
+    follower = Follower(tmp_path, sink)
+    follower.start()
+    write(spool, range(50))
+    follower.wake()
+    wait(lambda: len(sink.taken) == 50)
+    sink.trouble = down
+    write(spool, range(50, 60))
+    follower.wake()
+    time.sleep(0.2)
+    sink.taken = sink.taken[:20]
+    sink.trouble = lambda: None
+    wait(lambda: len(sink.taken) == 60)
+    assert follower.close(5) == 0
+    assert sorted(sink.points()) == [(step, "loss") for step in range(60)]
+
+
+def test_a_blocked_sink_is_said_once_and_does_not_hold_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool, sink = Spool(tmp_path / EVENTS), MemorySink()
+    asked = []
+
+    def blocked() -> None:
+        asked.append(time.monotonic())
+        raise BlockedError(f"the experiment was deleted (request {len(asked)})")
+
+    sink.trouble = blocked
+    follower = Follower(tmp_path, sink)
+    follower.start()
+    write(spool, range(5))
+    wait(lambda: len(asked) >= 3)
+    start = time.monotonic()
+    assert follower.close(30) > 0
+    assert time.monotonic() - start < 2
+    assert caplog.text.count("was deleted") == 1
+
+
+def test_a_closing_run_does_not_hammer_a_server_that_is_down(tmp_path: Path) -> None:
+    spool, sink = Spool(tmp_path / EVENTS), MemorySink()
+    asked = []
+
+    def refuse() -> None:
+        asked.append(0)
+        raise ConnectionError("503")
+
+    sink.trouble = refuse
+    follower = Follower(tmp_path, sink)
+    follower.start()
+    write(spool, range(5))
+    assert follower.close(3) > 0
+    assert len(asked) < 10, "five times a second before"

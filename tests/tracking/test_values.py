@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,20 @@ def test_nested_values_and_dataclasses_are_flattened() -> None:
 def test_nan_and_infinities_become_counters() -> None:
     values = {"loss": math.nan, "grad": {"norm": math.inf}, "ok": 1.5}
     assert dict(numbers(values)) == {"nonfinite/loss": 1, "nonfinite/grad/norm": 1, "ok": 1.5}
+
+
+@pytest.mark.parametrize("huge", [10**400, -(10**400), 2**1024, Fraction(10**400), Decimal("1e400"), Decimal("nan")])
+def test_what_no_float_holds_becomes_a_counter(huge: object) -> None:
+    """A metric of 10**400 ended a run with an OverflowError."""
+    assert dict(numbers({"x": huge, "ok": 2**1023})) == {"nonfinite/x": 1, "ok": 2**1023}
+    assert dict(numbers({"x": [huge] * 2, "y": [huge] * 100, "z": [2**1023] * 100})) == {
+        "nonfinite/x/0": 1, "nonfinite/x/1": 1, "nonfinite/y/mean": 1, "nonfinite/y/min": 1, "nonfinite/y/max": 1,
+        "nonfinite/z/mean": 1, "z/min": 2**1023, "z/max": 2**1023,
+    }  # fmt: skip
+
+
+def test_half_a_character_becomes_text() -> None:
+    assert stable_text("a\ud83d") == "a\\ud83d"
 
 
 def test_arrays_lists_and_scalars_of_other_libraries() -> None:
