@@ -154,7 +154,7 @@ def run(args: list[str]) -> int:
         return VERBS[args[0]].run(args[1:])
     except SystemExit as stop:  # argparse has shown a verb's own help
         return int(stop.code or 0)
-    except ValueError as error:
+    except (ValueError, ConnectionError) as error:
         if not raised_by_us(error):
             raise
         print(f"nemo-specrl {args[0]}: {error}", file=sys.stderr)

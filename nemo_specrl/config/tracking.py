@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -19,6 +20,9 @@ class TrackingConfig:
     sweep: str | None = None
     """Name of a parent run that this run hangs under (one child per arm and seed); null = no parent, in a bench or an
     array its folder."""
+    register_model: str | None = None
+    """Register the trained policy under this name in MLflow's model registry when the run has ended: a version whose
+    files are a Hugging Face folder (weights, tokenizer, configuration), uploaded to the run; null = not."""
     required: bool = False
     """Fail at start-up when the server cannot be reached; otherwise training goes on and the spool is replayed."""
     flush_timeout_s: float = 60.0
@@ -33,4 +37,9 @@ class TrackingConfig:
             raise ValueError(
                 "tracking.flush_timeout_s, tracking.system_metrics_every_s and tracking.sample_rollouts "
                 "must not be negative; 0 turns each off"
+            )
+        if self.register_model is not None and not re.fullmatch(r"[^/:\s][^/:]*", self.register_model):
+            raise ValueError(
+                f"tracking.register_model={self.register_model!r}: a model's name has neither / nor : in it and is not "
+                "empty; null registers none"
             )

@@ -14,7 +14,7 @@ from nemo_specrl.reporting.measures import KEYS
 from nemo_specrl.reporting.spool_reader import read_folder, read_folders
 from nemo_specrl.tracking.mlflow_sink import FOLDER_TAG, SPOOL_TAG
 from nemo_specrl.tracking.spool import EVENTS, read_events
-from nemo_specrl.tracking.uri import resolve_uri, set_patience, shown
+from nemo_specrl.tracking.uri import reaching, resolve_uri, set_patience, shown, sqlite_file
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -64,9 +64,10 @@ def find_runs(
     runs = read_folders(found, only)
     if names or experiment or filter_string:
         client = connect(uri)
-        listed = [run for name in names for run in _by_name(client, name, experiment)]
-        if not names:
-            listed = _search(client, experiment, filter_string)
+        with reaching(client.tracking_uri):
+            listed = [run for name in names for run in _by_name(client, name, experiment)]
+            if not names:
+                listed = _search(client, experiment, filter_string)
         near = {run.info.run_id: folder for run in listed if spools and (folder := _own_folder(run)) is not None}
         spooled = dict(zip(near, read_folders(list(near.values()), only), strict=True))
         runs += [
@@ -92,7 +93,8 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def connect(uri: str | None = None) -> MlflowClient:
-    """MLflow's client at the URI, or where runs in ./runs keep it. Raises ValueError without MLflow."""
+    """MLflow's client at the URI, or where runs in ./runs keep it. Raises ValueError without MLflow, or without
+    the database."""
     set_patience()
     try:
         from mlflow.tracking import MlflowClient
@@ -100,7 +102,10 @@ def connect(uri: str | None = None) -> MlflowClient:
         raise ValueError(
             "comparing runs by MLflow id, name or experiment needs the package mlflow; folders do not"
         ) from error
-    return MlflowClient(tracking_uri=resolve_uri(uri, Path("runs/run")))
+    resolved = resolve_uri(uri, Path("runs/run"))
+    if (path := sqlite_file(resolved)) is not None and not path.is_file():  # MLflow would make one, to find it empty
+        raise ValueError(f"there is no MLflow database {path}: name runs by their folders, or give --uri")
+    return MlflowClient(tracking_uri=resolved)
 
 
 def _get(client: MlflowClient, run_id: str) -> Run:

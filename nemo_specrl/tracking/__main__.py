@@ -11,16 +11,16 @@ from pathlib import Path
 from nemo_specrl.tracking.follower import Follower
 from nemo_specrl.tracking.mlflow_sink import MlflowSink
 from nemo_specrl.tracking.spool import EVENTS, read_events
-from nemo_specrl.tracking.uri import resolve_uri, shown
+from nemo_specrl.tracking.uri import reaching, resolve_uri, shown
 
 
 def send(folder: Path, uri: str | None = None, experiment: str | None = None) -> str:
     """Send what MLflow does not have yet of a finished or interrupted run; returns the run id.
 
-    Raises ValueError if the folder holds no run, and whatever MLflow raises.
+    Raises ValueError if the folder holds no run, or MLflow cannot be reached or refuses.
     """
     starts = [event for event in read_events(folder / EVENTS) if event["kind"] in ("start", "params", "tags")]
-    if not starts or starts[0]["kind"] != "start":
+    if not starts or starts[0]["kind"] != "start" or "spool" not in starts[0]:
         raise ValueError(f"{folder} is no run's output folder: it has no {EVENTS}")
     params: dict[str, str] = next((event["values"] for event in reversed(starts) if event["kind"] == "params"), {})
     sweep = params.get("tracking.sweep")
@@ -33,9 +33,10 @@ def send(folder: Path, uri: str | None = None, experiment: str | None = None) ->
         sweep=None if sweep in (None, "None") else sweep,
     )
     follower = Follower(folder, sink)
-    follower.open()
-    while follower.step():
-        pass
+    with reaching(sink.uri):
+        follower.open()
+        while follower.step():
+            pass
     print(f"{folder}: run {sink.run_id} at {shown(sink.uri)}, {follower.refused} entries refused")
     for reason in sink.refusals:
         print(f"  {reason}")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import logging
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from nemo_specrl.files import write_atomic
+from nemo_specrl.tracking.experiment import connect, experiment_id, initialising, sweep_run
 from nemo_specrl.tracking.follower import BlockedError, RunLostError
 from nemo_specrl.tracking.spool import Event
 from nemo_specrl.tracking.uri import is_database, set_patience, shown, sqlite_file
@@ -28,10 +25,8 @@ RUN_ID = "mlflow_run_id"
 SPOOL_TAG = "nemo_specrl.spool"
 FOLDER_TAG = "nemo_specrl.folder"
 """Where the run's spool lay when the run was made."""
-SWEEP_TAG = "nemo_specrl.sweep"
 MAX_METRICS, MAX_PARAMS, MAX_VALUE = 800, 100, 6000
 _FOR_GOOD = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
-T = TypeVar("T")
 
 
 class MlflowSink:
@@ -60,9 +55,9 @@ class MlflowSink:
         set_patience()
         from mlflow.exceptions import MlflowException
 
-        with _initialising(self.uri):
-            client = self._client = _connect(self.uri)
-            experiment_id = _experiment_id(client, self._experiment, self._artifact_root())
+        with initialising(self.uri):
+            client = self._client = connect(self.uri)
+            experiment = experiment_id(client, self._experiment, self._artifact_root())
         id_file = self._folder / RUN_ID
         known = id_file.read_text().strip() if id_file.exists() else ""
         if known:
@@ -75,7 +70,7 @@ class MlflowSink:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
             LOG.warning("MLflow at %s no longer has run %s: it is made again from the spool", shown(self.uri), known)
-        self.run_id, self._params = self._find_or_create(client, experiment_id), {}
+        self.run_id, self._params = self._find_or_create(client, experiment), {}
         write_atomic(id_file, self.run_id + "\n")
         return True
 
@@ -103,15 +98,15 @@ class MlflowSink:
         path = sqlite_file(self.uri)
         return str((path.parent if path else self._folder.absolute().parent) / "mlartifacts")
 
-    def _find_or_create(self, client: MlflowClient, experiment_id: str) -> str:
+    def _find_or_create(self, client: MlflowClient, experiment: str) -> str:
         """A run made by a call whose answer was lost is found by the spool's own id, and not made twice."""
-        found = client.search_runs([experiment_id], f"tags.`{SPOOL_TAG}` = '{self._spool_id}'", max_results=1)
+        found = client.search_runs([experiment], f"tags.`{SPOOL_TAG}` = '{self._spool_id}'", max_results=1)
         if found:
             return str(found[0].info.run_id)
         tags = {SPOOL_TAG: self._spool_id, FOLDER_TAG: str(self._folder.absolute()), "mlflow.runName": self._name}
         if self._sweep:
-            tags["mlflow.parentRunId"] = _sweep_run(client, experiment_id, self._sweep)
-        return str(client.create_run(experiment_id, tags=tags, run_name=self._name).info.run_id)
+            tags["mlflow.parentRunId"] = sweep_run(client, experiment, self._sweep)
+        return str(client.create_run(experiment, tags=tags, run_name=self._name).info.run_id)
 
     def send(self, events: Sequence[Event]) -> int:
         """Take events in order; returns the number of entries refused for good. Raises when to try again."""
@@ -218,6 +213,8 @@ class MlflowSink:
         try:
             client.create_registered_model(name)
         except MlflowException as error:
+            if error.error_code not in _FOR_GOOD:
+                raise
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 self._refuse(f"model {name!r}: {error}")
                 return 1
@@ -225,7 +222,8 @@ class MlflowSink:
             return 0
         client.log_artifacts(self.run_id, str(folder), place)
         tags = {"nemo_specrl.step": str(event["step"])}
-        return 0 if self._take(lambda c: c.create_model_version(name, source, self.run_id, tags=tags)) else 1
+        done = self._take(lambda c: c.create_model_version(name, source, self.run_id, tags, await_creation_for=0))
+        return 0 if done else 1
 
     def _take(self, call: Callable[[MlflowClient], object]) -> bool:
         """Make a call; False if the server refused it for good. Raises RunLostError, or what else went wrong."""
@@ -260,7 +258,7 @@ def _source(origin: Mapping[str, str]) -> DatasetSource:
     from mlflow.data.huggingface_dataset_source import HuggingFaceDatasetSource
     from mlflow.data.sources import LocalArtifactDatasetSource
 
-    match origin["kind"]:
+    match origin.get("kind", "local"):  # events of older versions have a "uri" alone
         case "hub":
             return HuggingFaceDatasetSource(
                 origin["path"], config_name=origin["subset"] or None, split=origin["split"] or None
@@ -268,75 +266,3 @@ def _source(origin: Mapping[str, str]) -> DatasetSource:
         case "local":
             return LocalArtifactDatasetSource(origin["uri"])
     return CodeDatasetSource({"name": origin["name"]})
-
-
-def _connect(uri: str) -> MlflowClient:
-    from mlflow.tracking import MlflowClient
-
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # migrations are no news to a trainer
-    try:
-        return MlflowClient(tracking_uri=uri)
-    except ModuleNotFoundError as error:
-        raise BlockedError(
-            f"{shown(uri)} needs the database driver {error.name!r} beside MLflow: install it, or go through an "
-            f"mlflow server's http address"
-        ) from error
-
-
-def _experiment_id(client: MlflowClient, name: str, artifact_root: str | None) -> str:
-    """The experiment's id, made if missing. Raises BlockedError with the remedy if it lies in the bin."""
-    from mlflow.exceptions import MlflowException
-
-    if (experiment := client.get_experiment_by_name(name)) is None:
-        try:
-            return str(client.create_experiment(name, artifact_location=artifact_root))
-        except MlflowException as error:  # another run of the sweep was quicker
-            if error.error_code != "RESOURCE_ALREADY_EXISTS" or not (experiment := client.get_experiment_by_name(name)):
-                raise
-    if experiment.lifecycle_stage == "deleted":
-        raise BlockedError(
-            f"MLflow experiment {name!r} was deleted: restore it with `mlflow experiments restore "
-            f"--experiment-id {experiment.experiment_id}`, or set tracking.experiment to another name"
-        )
-    return str(experiment.experiment_id)
-
-
-def _sweep_run(client: MlflowClient, experiment_id: str, sweep: str) -> str:
-    """The parent run of a sweep. Children that start at once may each make one: the oldest wins, the rest go."""
-
-    def runs() -> list[Any]:
-        found = client.search_runs([experiment_id], f"tags.`{SWEEP_TAG}` = '{clean_key(sweep)}'")
-        return sorted(found, key=lambda run: (run.info.start_time, run.info.run_id))
-
-    if existing := runs():
-        return str(existing[0].info.run_id)
-    tags = {SWEEP_TAG: clean_key(sweep), "mlflow.runName": sweep}
-    mine = str(client.create_run(experiment_id, tags=tags, run_name=sweep).info.run_id)
-    client.set_terminated(mine, status="FINISHED")
-    oldest = str(runs()[0].info.run_id)
-    if oldest != mine:
-        client.delete_run(mine)
-    return oldest
-
-
-@contextlib.contextmanager
-def _initialising(uri: str) -> Iterator[None]:
-    """One process at a time makes a sqlite file's tables: six that start together crash five of them otherwise."""
-    path = sqlite_file(uri)
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("w") as lock:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"{lock.name} has been locked for a minute: is a dead process holding it?"
-                    ) from error
-                time.sleep(0.05 + 0.1 * random.random())
-        yield

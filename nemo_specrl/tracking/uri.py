@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -57,6 +59,23 @@ def sqlite_file(uri: str) -> Path | None:
 def shown(uri: str) -> str:
     """The URI as it may be logged: without a password."""
     return redact_text(uri)
+
+
+@contextmanager
+def reaching(uri: str) -> Iterator[None]:
+    """What MLflow and the libraries below it raise becomes a ValueError of one line, which names the URI."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, RequestException, SQLAlchemyError) as error:
+        reason = redact_text(str(error)).strip().splitlines()
+        raise ValueError(
+            f"MLflow at {shown(uri)}: {reason[0][:400] if reason else type(error).__name__} (is the address right, and "
+            "the server up?)"
+        ) from error
 
 
 def set_patience() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ from server import MlflowServer, free_port
 
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.tracking import TrackingConfig
-from nemo_specrl.reporting import find_runs, load_run
+from nemo_specrl.reporting import find_runs, load_run, run_report
 from nemo_specrl.tracking import create_tracker
+from nemo_specrl.tracking.__main__ import send
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.server
@@ -153,6 +157,164 @@ def test_children_hang_under_one_sweep(server: MlflowServer, tmp_path: Path) -> 
         [], filter_string="tags.seed = '1' and tags.`nemo_specrl.status` = 'FINISHED'", uri=server.uri
     )
     assert {run.seed for run in by_filter} == {1}
+
+
+def reached(run_id: str, uri: str, step: int) -> None:
+    """Wait until the server has this step."""
+    client, deadline = mlflow.MlflowClient(uri), time.monotonic() + 60
+    while max((s for s, _ in history(client, run_id, "loss")), default=0) < step:
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.1)
+
+
+def test_a_run_deleted_and_restored_loses_nothing(
+    server: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = create_tracker(config(server.uri, experiment="bin", required=True), tmp_path, resumed=False)
+    client = mlflow.MlflowClient(server.uri)
+    run_id = (tmp_path / "mlflow_run_id").read_text().strip()
+    for step in range(1, 31):
+        if step == 11:
+            reached(run_id, server.uri, 10)
+            client.delete_run(run_id)
+        if step == 21:
+            deadline = time.monotonic() + 60
+            while "was deleted" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            time.sleep(2)
+            client.restore_run(run_id)
+        tracker.metrics({"loss": step}, step)
+    tracker.close("FINISHED")
+    assert caplog.text.count("was deleted") == 1
+    assert f"mlflow runs restore --run-id {run_id}" in caplog.text
+    assert (tmp_path / "mlflow_run_id").read_text().strip() == run_id
+    assert history(client, run_id, "loss") == [(step, step) for step in range(1, 31)]
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_server_restored_from_a_backup_is_caught_up_once(server: MlflowServer, tmp_path: Path) -> None:
+    """It comes back while the run goes on, and once more when the run is over."""
+    settings = config(server.uri, experiment="backup", required=True)
+    tracker = create_tracker(settings, tmp_path / "run", resumed=False)
+    run_id = (tmp_path / "run/mlflow_run_id").read_text().strip()
+    backup = tmp_path / "backup.db"
+    for step in range(1, 61):
+        tracker.metrics({"loss": step, "reward": -step}, step)
+        if step == 10:
+            reached(run_id, server.uri, 10)
+            server.kill()
+            shutil.copy(server.database, backup)
+            server.start()
+        if step == 40:
+            reached(run_id, server.uri, 40)
+            server.kill()
+            shutil.copy(backup, server.database)
+            tracker.metrics({"later": 1}, step)
+            time.sleep(1)
+            server.start()
+    tracker.close("FINISHED")
+    client = mlflow.MlflowClient(server.uri)
+    for _ in range(2):
+        assert history(client, run_id, "loss") == [(step, step) for step in range(1, 61)]
+        assert history(client, run_id, "reward") == [(step, -step) for step in range(1, 61)]
+        assert client.get_run(run_id).data.tags["nemo_specrl.status"] == "FINISHED"
+        server.kill()
+        shutil.copy(backup, server.database)
+        server.start()
+        assert len(history(client, run_id, "loss")) == 10
+        assert send(tmp_path / "run", server.uri) == run_id
+
+
+def test_a_deleted_experiment_is_said_once_and_holds_no_end(
+    server: MlflowServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = mlflow.MlflowClient(server.uri)
+    gone = client.create_experiment("gone too")
+    client.delete_experiment(gone)
+    tracker = create_tracker(config(server.uri, experiment="gone too"), tmp_path, resumed=False)
+    tracker.metrics({"loss": 1}, 1)
+    deadline = time.monotonic() + 60
+    while "was deleted" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(3)
+    start = time.monotonic()
+    tracker.close("FINISHED")
+    assert time.monotonic() - start < 10
+    assert caplog.text.count("was deleted") == 1
+    client.restore_experiment(gone)
+    assert history(client, send(tmp_path, server.uri, "gone too"), "loss") == [(1, 1)]
+
+
+def test_a_503_that_asks_for_two_minutes_holds_nothing(tmp_path: Path) -> None:
+    class Busy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.send_header("Retry-After", "120")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_POST = do_GET  # noqa: N815 - http.server's names
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy:
+        threading.Thread(target=busy.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{busy.server_port}"
+        start = time.monotonic()
+        tracking = TrackingConfig(uri=uri, system_metrics_every_s=0, flush_timeout_s=3)
+        tracker = create_tracker(RunConfig(tracking=tracking), tmp_path / "a", resumed=False)
+        for step in range(100):
+            tracker.metrics({"loss": step}, step)
+        tracker.close("FINISHED")
+        with pytest.raises(ConnectionError, match=r"tracking.required is set.*503"):
+            create_tracker(config(uri, required=True), tmp_path / "b", resumed=False)
+        assert time.monotonic() - start < 30
+        busy.shutdown()
+
+
+def test_data_a_model_and_a_report_are_kept_with_the_run(
+    server: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)  # the registry's address as well
+    rows, folder = tmp_path / "rows.jsonl", tmp_path / "model"
+    rows.write_text("{}")
+    (folder / "sub").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "sub/x.bin"):
+        (folder / name).write_text(name)
+    settings = config(server.uri, experiment="things")
+    tracker = create_tracker(settings, tmp_path / "run", resumed=False)
+    tracker.dataset("openai/gsm8k:main:train", "d" * 32, "openai/gsm8k", subset="main", split="train")
+    tracker.dataset("rows", "e" * 32, str(rows), "validation")
+    tracker.dataset("arithmetic", "f" * 32, "arithmetic")
+    tracker.metrics({"reward/mean": 0.5, "time/step_s": 1}, 1)
+    tracker.model(folder, "my-model", 4)
+    tracker.at_end(run_report)
+    tracker.at_end(lambda _: Path("/nowhere/at/all"))
+    tracker.at_end(lambda _: Path(str(1 / 0)))
+    tracker.close("FINISHED")
+    client = mlflow.MlflowClient(server.uri)
+    run_id = send(tmp_path / "run", server.uri)
+    data = {entry.dataset.name: entry for entry in client.get_run(run_id).inputs.dataset_inputs}
+    assert {name: (e.dataset.digest[0], e.dataset.source_type, e.tags[0].value) for name, e in data.items()} == {
+        "openai/gsm8k:main:train": ("d", "hugging_face", "training"), "rows": ("e", "local", "validation"),
+        "arithmetic": ("f", "code", "training"),
+    }  # fmt: skip
+    source = mlflow.data.get_source(data["openai/gsm8k:main:train"].dataset)
+    assert (source.path, source.config_name, source.split) == ("openai/gsm8k", "main", "train")
+    assert json.loads(data["rows"].dataset.source) == {"uri": str(rows)}
+    (version,) = client.search_model_versions("name = 'my-model'")
+    assert (version.run_id, version.tags["nemo_specrl.step"]) == (run_id, "4")
+    there = Path(mlflow.artifacts.download_artifacts("models:/my-model/1"))
+    assert sorted(str(p.relative_to(there)) for p in there.rglob("*") if p.is_file()) == [
+        "config.json", "model.safetensors", "sub/x.bin",
+    ]  # fmt: skip
+    page = Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path="report.html"))
+    assert "FINISHED" in page.read_text()
+    (tmp_path / "run/mlflow_offsets.json").unlink()
+    send(tmp_path / "run", server.uri)
+    assert len(client.search_model_versions("name = 'my-model'")) == 1, "sent twice, registered once"
 
 
 def test_a_deleted_experiment_names_its_remedy(server: MlflowServer, tmp_path: Path) -> None:
