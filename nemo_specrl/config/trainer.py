@@ -30,3 +30,6 @@ class TrainerConfig:
     """Newest complete checkpoints that are kept (at least 2: a bad newest one must not cost the run)."""
     resume: bool = True
     """Continue from the newest complete checkpoint in the output folder; false refuses an occupied folder."""
+    accept_changed_data: bool = False
+    """Resume though the data's rows, their order or their tokens are not those that the run began with; false refuses,
+    and names what has changed."""

@@ -10,7 +10,8 @@ from datetime import date
 import numpy as np
 
 from nemo_specrl.config.data import DataConfig
-from nemo_specrl.data.rows import Message, Row, is_local, load_rows, rows_digest
+from nemo_specrl.data.identity import DataIdentity, identify
+from nemo_specrl.data.rows import Message, Row, is_local, load_rows
 from nemo_specrl.models import Tokenizer, chat_tokens
 from nemo_specrl.types import Prompt
 
@@ -26,10 +27,8 @@ class PromptData:
     """In the source's order, no key twice."""
     name: str
     """The source, with its configuration and split where it has them."""
-    digest: str
-    """Of the rows as loaded (`rows_digest`)."""
-    rows: int
-    """Rows read."""
+    identity: DataIdentity
+    """What a resumed run must find again."""
     dropped_long: int
     """Rows left out by `drop_long_prompts`."""
     duplicates: int
@@ -65,8 +64,7 @@ def load_prompt_data(
     data = PromptData(
         prompts=unique,
         name=":".join(part for part in (config.source, config.name, _split(config)) if part),
-        digest=rows_digest(rows),
-        rows=len(rows),
+        identity=identify(rows, unique, day.isoformat()),
         dropped_long=len(too_long),
         duplicates=len(short) - len(unique),
         conflicts=len(conflicts),

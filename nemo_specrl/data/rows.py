@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import reprlib
 from collections.abc import Iterable, Sequence
@@ -60,14 +58,6 @@ def load_rows(config: DataConfig) -> list[Row]:
             f". Map the columns with data.columns (now {config.columns}), or repair the rows."
         )
     return rows
-
-
-def rows_digest(rows: Sequence[Row]) -> str:
-    """Hex digest (16 characters) of what the rows say: equal data has an equal digest wherever it is stored."""
-    digest = hashlib.blake2b(digest_size=8)
-    for row in rows:
-        digest.update(json.dumps([row.prompt, row.answer, row.source], default=str).encode() + b"\n")
-    return digest.hexdigest()
 
 
 def _row(number: int, values: RawRow, config: DataConfig) -> Row | str:

@@ -146,7 +146,7 @@ class MlflowSink:
         for event in tables.values():
             refused += self._send_artifact(event["path"], "tables")
         for event in models:
-            refused += self._send_model(event)
+            refused += self.register(Path(event["path"]), event["name"], event["step"])
         if status == "RUNNING":  # a requeued run is opened again
             self._take(lambda c: c.update_run(self.run_id, status="RUNNING"))
         elif status:
@@ -199,11 +199,12 @@ class MlflowSink:
         entry = DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", values["context"])])
         return 0 if self._take(lambda c: c.log_inputs(self.run_id, [entry])) else 1
 
-    def _send_model(self, event: Event) -> int:
-        """Upload the folder below the run's artifacts and make it a version of the registered model, once."""
+    def register(self, folder: Path, name: str, step: int) -> int:
+        """Upload the folder below the run's artifacts and make it a version of the registered model, once; 1 if that is
+        refused."""
         from mlflow.exceptions import MlflowException
 
-        folder, name, place = Path(event["path"]), event["name"], f"model/step_{event['step']:08d}"
+        place = f"model/step_{step:08d}"
         if not folder.is_dir():
             self._refuse(f"model {folder} is gone")
             return 1
@@ -221,7 +222,7 @@ class MlflowSink:
         if any(version.source == source for version in client.search_model_versions(f"run_id = '{self.run_id}'")):
             return 0
         client.log_artifacts(self.run_id, str(folder), place)
-        tags = {"nemo_specrl.step": str(event["step"])}
+        tags = {"nemo_specrl.step": str(step)}
         done = self._take(lambda c: c.create_model_version(name, source, self.run_id, tags, await_creation_for=0))
         return 0 if done else 1
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
 import os
 import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from nemo_specrl.packages import versions
 from nemo_specrl.tracking.redact import redact_patch, redact_text
-from nemo_specrl.types import Prompt
 
 MAX_PATCH = 1_000_000
 """A longer patch is cut, in characters."""
@@ -60,12 +58,6 @@ def dirty_patch() -> str:
     return patch if len(patch) <= MAX_PATCH else patch[:MAX_PATCH] + f"\n... cut: {len(patch)} characters in all\n"
 
 
-def prompts_digest(prompts: Iterable[Prompt]) -> str:
-    """36 or fewer characters that change with any prompt's tokens, its answer, or the order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for prompt in prompts:
-        digest.update(prompt.key.encode() + b"\0" + prompt.answer.encode() + b"\1")
-    return digest.hexdigest()
 
 
 def _nvidia() -> dict[str, str]:

@@ -196,6 +196,6 @@ def test_the_built_in_task(tokenizer):
     data = load(tokenizer, size=16, columns=columns)
     assert (len(data.prompts), data.name, data.duplicates) == (16, "arithmetic", 0)
     assert {p.source for p in data.prompts} == {"1x2", "2x2"}
-    assert load(tokenizer, size=16, columns=columns).digest == data.digest
-    assert load(tokenizer, size=16, seed=1, columns=columns).digest != data.digest
+    assert load(tokenizer, size=16, columns=columns).identity.digest == data.identity.digest
+    assert load(tokenizer, size=16, seed=1, columns=columns).identity.digest != data.identity.digest
     assert [p.key for p in load_prompts(DataConfig(size=16), tokenizer, 512, 64)] == [p.key for p in data.prompts]

@@ -22,7 +22,7 @@ from nemo_specrl.config.run import RunConfig
 from nemo_specrl.config.tracking import TrackingConfig
 from nemo_specrl.reporting import find_runs, load_run, run_report
 from nemo_specrl.tracking import create_tracker
-from nemo_specrl.tracking.__main__ import send
+from nemo_specrl.tracking.afterwards import send
 
 mlflow = pytest.importorskip("mlflow")
 pytestmark = pytest.mark.server

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_specrl.tracking import provenance as module
-from nemo_specrl.tracking.provenance import dirty_patch, prompts_digest, provenance
-from nemo_specrl.types import Prompt
+from nemo_specrl.tracking.provenance import dirty_patch, provenance
 
 
 def test_versions_of_what_is_installed_and_nothing_else() -> None:
@@ -76,18 +75,3 @@ def test_outside_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "__file__", str(tmp_path / "provenance.py"))
     assert not any(key.startswith("git.") for key in provenance({}))
     assert dirty_patch() == ""
-
-
-def prompt(ids: list[int], answer: str) -> Prompt:
-    import numpy as np
-
-    return Prompt(np.array(ids, np.int32), answer, "text")
-
-
-def test_the_dataset_digest_sees_tokens_answers_and_order() -> None:
-    base = [prompt([1, 2], "3"), prompt([4], "5")]
-    others = [[*base[::-1]], [prompt([1, 2], "4"), base[1]], [prompt([1, 3], "3"), base[1]], base[:1]]
-    digests = {prompts_digest(rows) for rows in [base, *others]}
-    assert len(digests) == 5
-    assert prompts_digest(base) == prompts_digest(iter(base))
-    assert len(prompts_digest(base)) <= 36
