@@ -5,26 +5,20 @@ What comes out is what `model.path` and `drafter.head.source` take, as does what
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.drafting import make_drafter
 from nemo_specrl.files import put_in_place
 from nemo_specrl.models import resolve_model
-from nemo_specrl.models.cache import RECORD
+from nemo_specrl.tracking.afterwards import register
 from nemo_specrl.training import checkpoint
 from nemo_specrl.training.folder import read_run
-from nemo_specrl.training.ranks import is_main, raise_together
+from nemo_specrl.training.hf_folder import write_policy
+from nemo_specrl.training.ranks import is_main
 
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
-"""Files of the model's folder that are not copied: they hold other weights, or say where those are."""
-SHARD = "5GB"
 DRAFT_HEAD = "draft_head"
 
 
@@ -34,6 +28,7 @@ def export_command(args: list[str]) -> int:
     parser.add_argument("run", type=Path, help="the run's output_dir")
     parser.add_argument("out", type=Path, help="folder to write; must not exist")
     parser.add_argument("--step", type=int, help="a kept checkpoint's step (default: the newest)")
+    parser.add_argument("--register", metavar="NAME", help="make it a version of this model in MLflow's registry, too")
     try:
         options = parser.parse_args(args)
     except SystemExit as stop:
@@ -41,11 +36,15 @@ def export_command(args: list[str]) -> int:
     run = read_run(options.run)
     if options.out.exists():
         raise ValueError(f"{options.out} exists already: name another folder, or remove it")
+    if options.register:
+        replace(run.tracking, register_model=options.register)  # is it a name that MLflow takes?
     step = export(run, choose(options.run / "checkpoints", options.step), options.out)
     if is_main():
         print(f"step {step} of {options.run} is in {options.out}: use it with  model.path={options.out}")
         if (options.out / DRAFT_HEAD).exists():
             print(f"and its draft head with  drafter=mtp drafter.head.source={options.out / DRAFT_HEAD}")
+        if options.register:
+            print(f"registered as {register(options.run, options.out, options.register, step)}")
     return 0
 
 
@@ -78,39 +77,9 @@ def export(run: RunConfig, chosen: checkpoint.Checkpoint, out: Path) -> int:
     # The weights are the checkpoint's: where the head once came from need not be there any more.
     head = make_drafter(replace(run.drafter, head=replace(run.drafter.head, source="scratch"))).join(policy)
     policy.load(chosen.folder / "policy")
-    error: OSError | None = None
-    weights: dict[str, torch.Tensor] = {}
-    for name, tensor in policy.weights():
-        if is_main():
-            weights[name] = tensor.to("cpu", copy=True)
-    if is_main():
-        try:
-            write_model(staging, model.path, weights)
-        except OSError as caught:
-            error = caught
-            shutil.rmtree(staging, ignore_errors=True)
-    raise_together(error)
+    write_policy(policy, model.path, staging)
     if head is not None:
         head.export(staging / DRAFT_HEAD)
     if is_main():
         put_in_place(staging, out)
     return chosen.step
-
-
-def write_model(folder: Path, model: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Weights in shards; tokenizer and configuration are the model's own, with the dtype that the weights have."""
-    from huggingface_hub import save_torch_state_dict
-
-    for path in own_files(model.iterdir()):
-        shutil.copy(path, folder / path.name)
-    config = json.loads((model / "config.json").read_text())
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"  # transformers renamed it in its version 5
-    config[key] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    save_torch_state_dict(weights, folder, max_shard_size=SHARD, metadata={"format": "pt"})
-
-
-def own_files(paths: Iterable[Path]) -> list[Path]:
-    """Those that are copied: no weights, nothing hidden, no record of where the weights came from."""
-    left = (*WEIGHTS, RECORD)
-    return sorted(p for p in paths if p.is_file() and not p.name.startswith(".") and not p.name.endswith(left))

@@ -58,8 +58,6 @@ def dirty_patch() -> str:
     return patch if len(patch) <= MAX_PATCH else patch[:MAX_PATCH] + f"\n... cut: {len(patch)} characters in all\n"
 
 
-
-
 def _nvidia() -> dict[str, str]:
     """Driver and GPU models from /proc, which no library has to be loaded for."""
     found = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nemo_specrl.config.run import RunConfig
 from nemo_specrl.contracts.drafter import Drafter
-from nemo_specrl.data import load_prompts, split_validation
+from nemo_specrl.data import PromptData, load_prompt_data, split_validation
 from nemo_specrl.drafting import make_drafter
 from nemo_specrl.models import ModelFolder, Tokenizer, load_tokenizer, resolve_model
 from nemo_specrl.models.architecture import read_architecture
@@ -15,6 +15,7 @@ from nemo_specrl.models.folder import read_json
 from nemo_specrl.rewards import load_reward
 from nemo_specrl.rollout.vllm import limits, versions
 from nemo_specrl.speculation.transform import NEEDED_TOKENS
+from nemo_specrl.training.folder import output_folder, rendering_date
 from nemo_specrl.types import Prompt
 
 
@@ -28,6 +29,8 @@ class Material:
     """Trained on."""
     validation: list[Prompt]
     """Held out."""
+    data: PromptData
+    """Both, and what they were read from."""
 
 
 def check_run(run: RunConfig, phase: Callable[[str], None] = lambda name: None) -> Material:
@@ -45,12 +48,13 @@ def check_run(run: RunConfig, phase: Callable[[str], None] = lambda name: None) 
     drafter.check_model(model.path)
     tokenizer = load_tokenizer(model)
     phase("data")
-    prompts = load_prompts(run.data, tokenizer, run.model.max_length, run.sampling.max_new_tokens)
-    for prompt in prompts:
+    day = rendering_date(output_folder(run))
+    data = load_prompt_data(run.data, tokenizer, run.model.max_length, run.sampling.max_new_tokens, rendered_on=day)
+    for prompt in data.prompts:
         reward.check(prompt)
     held_out = run.trainer.val_prompts if run.trainer.val_every else 0
-    prompts, validation = split_validation(prompts, held_out)
-    return Material(model, tokenizer, prompts, validation)
+    prompts, validation = split_validation(data.prompts, held_out)
+    return Material(model, tokenizer, prompts, validation, data)
 
 
 def check_settings(run: RunConfig, vllm: versions.Installed) -> Drafter:

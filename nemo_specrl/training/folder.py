@@ -7,15 +7,20 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nemo_specrl.config.compose import load_resolved, resolved
 from nemo_specrl.config.run import RunConfig
+from nemo_specrl.data import DataIdentity, as_json, changes
 from nemo_specrl.files import write_atomic
+from nemo_specrl.training.ranks import broadcast, is_main, raise_together
 
 _log = logging.getLogger(__name__)
 RUN_FILE = "run.json"
+INPUTS_FILE = "inputs.json"
+"""What the run's prompts are (`data.DataIdentity`)."""
 IDENTITY = (
     "seed", "model.path", "model.revision", "model.tokenizer", "model.max_length", "data", "reward.name", "algorithm",
     "sampling", "reuse.rule", "reuse.log_lenience", "reuse.correction", "policy.dtype", "policy.tensor_parallel",
@@ -96,6 +101,41 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], folder: Path) ->
             f"output_dir={folder} belongs to another run ({'; '.join(differences)}): choose another output_dir, or "
             "give the same configuration to continue it"
         )
+
+
+def rendering_date(folder: Path) -> date:
+    """The date that a chat template with a date writes: the day on which the folder's run began, else today."""
+    known = _recorded_inputs(folder)
+    return date.fromisoformat(known["rendered_on"]) if known else date.today()
+
+
+def check_inputs(run: RunConfig, folder: Path, identity: DataIdentity) -> None:
+    """Record what the prompts are at a run's first start. At a later one, ValueError that names what has changed,
+    unless `trainer.accept_changed_data`. Every rank checks, before any goes on; rank 0 records.
+    Collective."""
+    known = _recorded_inputs(folder)
+    change = changes(known, identity, run.data.source) if known else None
+    error = None
+    if broadcast(identity) != identity:
+        error = ValueError(f"{run.data.source} holds other data here than where rank 0 runs: give every node the same")
+    elif change and not run.trainer.accept_changed_data:
+        error = ValueError(
+            f"{change}; the run in {folder} began on {known['rendered_on']} with what was there then: restore it, "
+            "choose another output_dir, or go on with trainer.accept_changed_data=true"
+        )
+    raise_together(error)
+    if change:
+        _log.warning("%s: the run goes on with it, as trainer.accept_changed_data says", change)
+    if is_main() and (change or not known):
+        write_atomic(folder / INPUTS_FILE, json.dumps(as_json(identity), indent=1))
+
+
+def _recorded_inputs(folder: Path) -> dict[str, Any]:
+    path = folder / INPUTS_FILE
+    try:
+        return cast(dict[str, Any], json.loads(path.read_text())) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): restore the file, or choose another output_dir") from error
 
 
 def _get(values: dict[str, Any], key: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from nemo_specrl.rollout.gate import GateBreach
 from nemo_specrl.tracking import create_tracker
 from nemo_specrl.training import checkpoint
 from nemo_specrl.training.checks import Material
+from nemo_specrl.training.hf_folder import write_policy
 from nemo_specrl.training.parts import Parts, build
 from nemo_specrl.training.plan import StepPlan, plan_steps
 from nemo_specrl.training.ranks import broadcast, is_main
@@ -71,6 +73,8 @@ def train(run: RunConfig, material: Material, folder: Path, *, resumed: bool, si
             if stopped:
                 break
         task.end(plans, done)
+        if run.tracking.register_model and done == len(plans):
+            register_policy(parts, run.tracking.register_model, done)
         return Outcome(done, len(plans), stopped, time.perf_counter() - start)
 
 
@@ -83,6 +87,18 @@ def save_or_stop(parts: Parts, root: Path, plan: StepPlan, total: int, signal: S
         save(parts, root, plan)
     parts.ending.interrupted = stopped is not None and plan.step < total
     return stopped
+
+
+def register_policy(parts: Parts, name: str, step: int) -> None:
+    """Write the trained policy as a Hugging Face folder and hand it to the tracker, which uploads it. Collective."""
+    parts.progress.phase("export")
+    folder = parts.folder / "model"
+    if is_main():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    write_policy(parts.policy, parts.model.path, folder)
+    if parts.tracker is not None:
+        parts.tracker.model(folder, name, step)
 
 
 def save(parts: Parts, root: Path, plan: StepPlan) -> None:

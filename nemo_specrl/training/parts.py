@@ -14,19 +14,21 @@ from nemo_specrl.contracts.algorithm import Algorithm
 from nemo_specrl.contracts.drafter import Drafter
 from nemo_specrl.contracts.engine import Engine
 from nemo_specrl.contracts.policy import Policy
+from nemo_specrl.data import prompts_digest
 from nemo_specrl.drafting import make_drafter
 from nemo_specrl.models import ModelFolder, Tokenizer, model_digest
 from nemo_specrl.policy.megatron.bridge import auto_bridge
 from nemo_specrl.policy.megatron.parallel import init_parallel
+from nemo_specrl.reporting import run_report
 from nemo_specrl.rewards import Scorer
 from nemo_specrl.rollout.gate import Gate
 from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.rollout.vllm.versions import installed
 from nemo_specrl.tracking import Tracker, create_tracker, sample_node
-from nemo_specrl.tracking.provenance import prompts_digest
 from nemo_specrl.training import factories
 from nemo_specrl.training.checks import Material
 from nemo_specrl.training.ending import Ending
+from nemo_specrl.training.folder import check_inputs
 from nemo_specrl.training.plan import plan_steps
 from nemo_specrl.training.progress import Progress
 from nemo_specrl.training.ranks import barrier, broadcast, is_further_node, is_main
@@ -89,11 +91,19 @@ def build(run: RunConfig, material: Material, folder: Path, *, resumed: bool, tr
         progress = stack.enter_context(Progress(enabled=is_main()))
         model, prompts = material.model, material.prompts
         digest = model_digest(model.path)
+        if track:
+            check_inputs(run, folder, material.data.identity)
         tracker = create_tracker(run, folder, resumed=resumed) if track and is_main() else None
         ending = stack.enter_context(Ending())
         ending.tracker = tracker
         if tracker is not None:
-            tracker.dataset(run.data.source, prompts_digest(prompts), run.data.source)
+            for context, part in (("training", prompts), ("validation", material.validation)):
+                if part:
+                    tracker.dataset(
+                        material.data.name, prompts_digest(part), run.data.source, context, subset=run.data.name,
+                        split=run.data.split,
+                    )  # fmt: skip
+            tracker.at_end(run_report)
             tracker.tags({"model.digest": digest})
         sampling = ExitStack()
         if track and is_further_node():

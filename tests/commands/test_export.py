@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from nemo_specrl.commands.export import choose, export_command, own_files
+from nemo_specrl.commands.export import choose, export_command
 from nemo_specrl.config.compose import compose, resolved
 from nemo_specrl.models import resolve_model
 from nemo_specrl.training.folder import read_run
+from nemo_specrl.training.hf_folder import own_files
 from tests.training.test_end_to_end import command, run
 
 

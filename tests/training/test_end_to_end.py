@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from nemo_specrl.training import checkpoint
 
@@ -58,7 +59,7 @@ def tables(folder: Path) -> dict[str, list[str]]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run from start to end."""
     tmp = tmp_path_factory.mktemp("whole")
-    out = run(tmp, command(tmp / "run"))
+    out = run(tmp, command(tmp / "run", "tracking.register_model=tiny"))
     assert "tokens" in out
     assert "report" in out
     return tmp / "run"
@@ -75,6 +76,11 @@ def test_a_complete_run_learns_reuses_and_reports(whole: Path) -> None:
     assert max(steps[s]["gate/logprob_gap"] for s in steps if "gate/logprob_gap" in steps[s]) < 1e-4
     assert "val/reward_mean" in steps[3]
     assert (whole / "report.html").stat().st_size > 1000
+    client = MlflowClient(f"sqlite:///{whole.parent}/mlflow.db")
+    (version,) = client.search_model_versions("name = 'tiny'")
+    files = {Path(f.path).name for f in client.list_artifacts(version.run_id, "model/step_00000006")}
+    assert files >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert "report.html" in {f.path for f in client.list_artifacts(version.run_id)}
     assert [c.step for c in checkpoint.complete(whole / "checkpoints")] == [6, 5]
 
 
