@@ -70,5 +70,7 @@ def _check(config: DataConfig) -> None:
         raise ValueError(f"data.digits={tuple(config.digits)} must be an ascending pair within 1 to 9.")
     if not 2 <= config.terms[0] <= config.terms[1]:
         raise ValueError(f"data.terms={tuple(config.terms)} must be an ascending pair from 2 on.")
+    if config.seed < 0:
+        raise ValueError(f"data.seed={config.seed} must not be negative.")
     if config.size < 1:
         raise ValueError(f"data.size={config.size} must be positive.")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from nemo_specrl.config.data import DataConfig
@@ -17,15 +17,18 @@ def read_dataset(config: DataConfig) -> Iterator[dict[str, Any]]:
     """The rows of one split. ValueError, within seconds where there is no network, with the remedy."""
     from datasets import load_dataset
 
-    folder = Path(config.source).expanduser()
-    source = str(folder) if folder.is_dir() else config.source
+    is_folder = os.path.isdir(folder := os.path.expanduser(config.source))
+    if not is_folder and config.source.startswith(("/", "./", "../", "~")):
+        raise ValueError(f"data.source: there is no file or folder {config.source}.")
     try:
-        with nullcontext() if folder.is_dir() else _without_retries():
-            dataset = load_dataset(source, name=config.name, split=config.split)
+        with nullcontext() if is_folder else _without_retries():
+            dataset = load_dataset(folder if is_folder else config.source, name=config.name, split=config.split)
     except Exception as error:  # datasets raises whatever its backends raise
+        what = f"(data.name={config.name!r}, data.split={config.split!r}) does not load: {_with_cause(error)}"
+        if is_folder:
+            raise ValueError(f"the folder data.source={config.source} {what} Name one of its files instead.") from error
         raise ValueError(
-            f"data.source={config.source!r} is neither `arithmetic` nor a file, and the dataset of that name "
-            f"(data.name={config.name!r}, data.split={config.split!r}) does not load: {error} "
+            f"data.source={config.source!r} is neither `arithmetic` nor a file, and the dataset of that name {what} "
             f"Without internet: download it elsewhere with HF_HOME on a shared disk, or point data.source to a file."
         ) from error
     return (dict(row) for row in dataset)
@@ -51,6 +54,11 @@ def _without_retries() -> Iterator[None]:
         ) from error
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _with_cause(error: Exception) -> str:
+    """`datasets` says that something went wrong, and only its error's cause what."""
+    return f"{error} ({error.__cause__})" if error.__cause__ is not None else str(error)
 
 
 def _hub_silence() -> Exception | None:

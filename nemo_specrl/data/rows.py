@@ -111,12 +111,21 @@ def _read(config: DataConfig) -> Iterable[RawRow]:
         names = config.columns
         problems = arithmetic_problems(config)
         return ({names["prompt"]: p, names["answer"]: a, names.get("source", "source"): s} for p, a, s in problems)
-    path = Path(config.source).expanduser()
-    if is_local(config.source) and not path.is_file():
+    if is_file(config.source):
+        return read_file(Path(config.source).expanduser())
+    if is_local(config.source):
         raise ValueError(f"data.source: there is no file {config.source}.")
-    return read_file(path) if path.is_file() else read_dataset(config)
+    return read_dataset(config)
 
 
 def is_local(source: str) -> bool:
     """Whether the source is no datasets name: built in, or a file's name."""
-    return source == "arithmetic" or Path(source).suffix.lower() in READERS or Path(source).expanduser().is_file()
+    return source == "arithmetic" or Path(source).suffix.lower() in READERS or is_file(source)
+
+
+def is_file(source: str) -> bool:
+    """Whether it is there. A name that no file system takes is none."""
+    try:
+        return Path(source).expanduser().is_file()
+    except (OSError, RuntimeError):  # too long, or of an unknown user's home
+        return False

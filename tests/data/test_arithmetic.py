@@ -51,6 +51,7 @@ def test_a_grade_that_runs_out_leaves_its_turns_to_the_others():
         ({"terms": (2, 3, 4)}, "data.terms"),
         ({"terms": (1, 2)}, "terms"),
         ({"size": 0}, "size"),
+        ({"seed": -1}, r"data\.seed=-1"),
     ],
 )
 def test_impossible_settings(options, message):

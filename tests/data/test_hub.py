@@ -72,3 +72,24 @@ def test_a_folder_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         (folder / f"train-{shard}.jsonl").write_text(f'{{"question": "{text}", "gold": "{shard}"}}\n')
     rows = load_rows(DataConfig(source=str(folder), columns=COLUMNS))
     assert [(row.prompt, row.answer) for row in rows] == [("a", "0"), ("b", "1")]
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "./nowhere", "~nobody-of-this-name/x"])
+def test_a_path_that_is_not_there_is_no_datasets_name(source: str) -> None:
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        load_rows(DataConfig(source=source, columns=COLUMNS))
+
+
+def test_a_name_that_no_file_system_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_hub_silence", lambda: ConnectionError("down"))
+    with pytest.raises(ValueError, match="does not load"):
+        load_rows(DataConfig(source="x" * 5000, columns=COLUMNS))
+
+
+def test_what_is_wrong_within_a_folder_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text("{broken")
+    with pytest.raises(ValueError, match=r"the folder data\.source=.*JSON.*Name one of its files"):
+        load_rows(DataConfig(source=str(tmp_path / "rows"), columns=COLUMNS))

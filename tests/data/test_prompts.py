@@ -164,6 +164,12 @@ def test_a_template_that_fails_is_named_with_its_remedy(tokenizer, jsonl, monkey
         load(tokenizer, jsonl({"prompt": "a", "answer": 1}), system_prompt="s")
 
 
+def test_a_template_that_leaves_the_message_out(tokenizer, jsonl, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "hello")
+    with pytest.raises(ValueError, match="the same tokens of 2 different rows"):
+        load(tokenizer, jsonl({"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}))
+
+
 def test_a_template_with_a_date_writes_the_one_it_is_given(tokenizer, jsonl, monkeypatch):
     """Today's date in a template changes every prompt's key at midnight, and reuse finds nothing any more."""
     monkeypatch.setattr(tokenizer, "chat_template", "{{ strftime_now('%d %b %Y %H') }}: {{ messages[0].content }}")
