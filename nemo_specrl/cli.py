@@ -165,6 +165,11 @@ def run(args: list[str]) -> int:
         where = f" at {error.filename}: free some space and start the same command again" if error.filename else ""
         print(f"nemo-specrl {args[0]}: {error.strerror}{where}", file=sys.stderr)
         return 1
+    except RuntimeError as error:
+        if str(error) != "Could not determine home directory.":  # pathlib's words for the ~ of an unknown user
+            raise
+        print(f"nemo-specrl {args[0]}: a path begins with ~ and the name of no user of this machine", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] in ("nemo_specrl", ""):
             raise

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +73,27 @@ def test_a_full_disk_is_said_in_one_line(capsys: pytest.CaptureFixture[str], mon
     assert capsys.readouterr().err == (
         "nemo-specrl train: no space left for a checkpoint; earlier checkpoints are intact\n"
     )
+
+
+def test_the_home_of_nobody_is_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEMO_SPECRL_CACHE", "~nobody-of-this-name/x")
+    assert cli.run(["doctor"]) == 2
+    assert "a path begins with ~" in capsys.readouterr().err
+
+
+def test_a_server_that_is_required_and_not_there_has_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from nemo_specrl.config.run import RunConfig
+    from nemo_specrl.config.tracking import TrackingConfig
+    from nemo_specrl.tracking import create_tracker
+
+    run = RunConfig(tracking=TrackingConfig(uri="http://127.0.0.1:9", required=True))
+    monkeypatch.setitem(cli.VERBS, "train", cli.Verb("", lambda _: create_tracker(run, tmp_path, resumed=False)))
+    assert cli.run(["train"]) == 2
+    assert "tracking.required is set" in capsys.readouterr().err
 
 
 def test_dump_config_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:

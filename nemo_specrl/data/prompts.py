@@ -73,8 +73,8 @@ def load_prompt_data(
         raise ValueError(f"{config.source}: none of {len(rows)} prompts fits into {limit} tokens. Raise the limit.")
     if len(unique) == 1 and len({str(row.prompt).strip() for row in rows}) > 1 and not too_long:
         raise ValueError(
-            f"{config.source}: the chat template makes the same tokens of {len(rows)} different rows: it leaves out the "
-            "user's message. Repair chat_template.jinja, or set model.tokenizer to a folder whose template works."
+            f"{config.source}: the chat template makes the same tokens of {len(rows)} different rows: it leaves out "
+            "the user's message. Repair chat_template.jinja, or set model.tokenizer to a folder whose template works."
         )
     if data.dropped_long:
         _log.warning("%s: left out %d prompts of more than %d tokens", data.name, data.dropped_long, limit)

@@ -153,9 +153,11 @@ def _eos_token_ids(path: Path, text_config: dict[str, Any], tokenizer_path: Path
     declared = read_json(generation).get("eos_token_id") if generation.is_file() else None
     if declared is None:
         declared = text_config.get("eos_token_id")
-    ids = set(declared if isinstance(declared, list) else [] if declared is None else [declared])
+    ids = declared if isinstance(declared, list) else [] if declared is None else [declared]
+    if not all(isinstance(number, int) for number in ids):
+        raise ValueError(f"{path} has eos_token_id {declared!r}: it must be a token's number, or a list of them.")
     token = _tokenizer_eos(tokenizer_path)
-    return tuple(sorted(ids if token is None else ids | {token}))
+    return tuple(sorted({*ids} if token is None else {*ids, token}))
 
 
 def _tokenizer_eos(folder: Path) -> int | None:

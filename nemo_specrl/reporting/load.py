@@ -105,7 +105,8 @@ def connect(uri: str | None = None) -> MlflowClient:
     resolved = resolve_uri(uri, Path("runs/run"))
     if (path := sqlite_file(resolved)) is not None and not path.is_file():  # MLflow would make one, to find it empty
         raise ValueError(f"there is no MLflow database {path}: name runs by their folders, or give --uri")
-    return MlflowClient(tracking_uri=resolved)
+    with reaching(resolved):
+        return MlflowClient(tracking_uri=resolved)
 
 
 def _get(client: MlflowClient, run_id: str) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import uuid
 from collections import Counter
@@ -90,8 +91,8 @@ class RunTracker:
     ) -> None:  # fmt: skip
         where = redact_text(source)
         origin = {"kind": "code", "name": where}
-        if (path := Path(source).expanduser()).exists():
-            origin = {"kind": "local", "uri": redact_text(str(path.absolute()))}
+        if os.path.exists(path := os.path.expanduser(source)):
+            origin = {"kind": "local", "uri": redact_text(os.path.abspath(path))}
         elif "/" in source:
             origin = {"kind": "hub", "path": where, "subset": subset or "", "split": split or ""}
         self._append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,19 @@ def test_the_configuration_wins_then_the_environment_then_sqlite(
 @pytest.mark.parametrize("uri", ["mlruns", "./x", "file:/tmp/x"])
 def test_file_stores_are_refused_with_the_remedy(uri: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no longer takes: use sqlite:////absolute/path/mlflow\.db, postgresql://"):
+        resolve_uri(uri, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "fault"),
+    [
+        ("databricks", "Databricks"), ("databricks://profile", "Databricks"), ("uc:x", "Databricks"),
+        ("foo://bar", "of no kind"), ("localhost:5000", "of no kind"), ("http://", "no host"), ("http://[x", "no address"),
+        ("http://h:99999", "Port out of range"), ("foo://u:secret@h", "foo://[redacted]@h"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tracking_uri_is_named(uri: str, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=re.escape(fault) + ".*use sqlite:"):
         resolve_uri(uri, tmp_path)
 
 
@@ -56,6 +70,7 @@ def test_patience_is_bounded_unless_the_user_says_otherwise(monkeypatch: pytest.
     set_patience()
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "99"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+    assert os.environ["MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER"] == "false"
 
 
 def test_a_relative_sqlite_path_starts_at_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
