@@ -31,8 +31,8 @@ def test_file_stores_are_refused_with_the_remedy(uri: str, tmp_path: Path) -> No
     ("uri", "fault"),
     [
         ("databricks", "Databricks"), ("databricks://profile", "Databricks"), ("uc:x", "Databricks"),
-        ("foo://bar", "of no kind"), ("localhost:5000", "of no kind"), ("http://", "no host"), ("http://[x", "no address"),
-        ("http://h:99999", "Port out of range"), ("foo://u:secret@h", "foo://[redacted]@h"),
+        ("foo://bar", "of no kind"), ("localhost:5000", "of no kind"), ("http://", "no host"),
+        ("http://[x", "no address"), ("http://h:99999", "Port out of range"), ("foo://u:secret@h", "foo://[redacted]@h"),
     ],
 )  # fmt: skip
 def test_what_is_no_tracking_uri_is_named(uri: str, fault: str, tmp_path: Path) -> None:
