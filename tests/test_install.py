@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -93,11 +94,12 @@ def test_a_failure_shows_the_end_of_what_pip_said(module: ModuleType, tmp_path: 
 
 def test_make_says_what_it_will_do_before_it_does_it(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["make", "-n", f"{tmp_path}/v/.complete", f"VENV={tmp_path}/v"],
+        ["make", "--no-print-directory", "-n", f"{tmp_path}/v/.complete", f"VENV={tmp_path}/v"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"},
     )
     first, second, *rest = [line for line in done.stdout.splitlines() if line.strip()]
     assert first.startswith('echo "setting up')

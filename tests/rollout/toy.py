@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from nemo_specrl.config.run import RunConfig
-from nemo_specrl.contracts.engine import Completion, GenerationRequest, SpecCounters
+from nemo_specrl.contracts.engine import Completion, Engine, GenerationRequest, SpecCounters
 from nemo_specrl.contracts.rows import Reducer, Row, Scores
 from nemo_specrl.rollout.generator import RolloutGenerator
 from nemo_specrl.speculation.cache import RolloutCache
@@ -119,7 +119,7 @@ class ToyEngine(ToyPolicy):
         return SpecCounters()
 
 
-def toy_generator(run: RunConfig, policy: ToyPolicy, engine: ToyEngine, cache: RolloutCache) -> RolloutGenerator:
+def toy_generator(run: RunConfig, policy: ToyPolicy, engine: Engine, cache: RolloutCache) -> RolloutGenerator:
     """The generator that a run over these would have."""
     model: Any = SimpleNamespace(eos_token_ids=(policy.eos,), vocab_size=policy.vocab_size)
     return make_generator(run, policy, engine, make_reuse(run, model, cache))

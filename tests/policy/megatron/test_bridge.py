@@ -117,7 +117,7 @@ def install(monkeypatch: pytest.MonkeyPatch, bridge: type) -> None:
 def assert_same_policy(folder: Path, config: PolicyConfig = BRIDGE) -> None:
     """Own and bridge: bit-equal parameters, marks, updates and exports."""
     own, bridge = make(folder, replace(config, hf_mapping="own")), make(folder, config)
-    for (name, a), (_, b) in zip(own._model.named_parameters(), bridge._model.named_parameters(), strict=True):
+    for (name, a), (_, b) in zip(own.model.named_parameters(), bridge.model.named_parameters(), strict=True):
         assert torch.equal(a, b), name
         for mark in ("tensor_model_parallel", "partition_dim", "partition_stride"):
             assert getattr(a, mark) == getattr(b, mark), (name, mark)
@@ -159,7 +159,7 @@ def test_what_is_no_weight_is_not_exported(tmp_path: Path, monkeypatch: pytest.M
     state["model.layers.1.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     policy = make(folder, BRIDGE)
-    given = {name for name, _ in policy._mapping._bridge.export_hf_weights([policy._model])}
+    given = {name for name, _ in policy._mapping._bridge.export_hf_weights([policy.model])}
     assert given == set(state), "the fake does not give what the real one does"
     assert {name for name, _ in policy.weights()} == names
 

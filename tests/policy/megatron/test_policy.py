@@ -106,8 +106,8 @@ def test_packed_and_padded_layouts_agree(checkpoints: dict[str, Path]) -> None:
     # With this epsilon AdamW moves a weight in proportion to its gradient, so comparing weights compares gradients.
     config = replace(FP32, lr=1e-2, eps=1.0, clip_grad=0.0)
     packed, padded = make(checkpoints["qwen3"], config), make(checkpoints["qwen3"], config)
-    assert packed._model.packs
-    padded._model.packs = False
+    assert packed.model.packs
+    padded.model.packs = False
     rows = make_rows()
     for ours, theirs in zip(packed.score(rows), padded.score(rows), strict=True):
         np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)

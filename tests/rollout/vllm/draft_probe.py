@@ -48,10 +48,11 @@ def main(job: dict[str, Any]) -> None:
 
     from nemo_specrl.config.drafter import DrafterConfig
     from nemo_specrl.config.engine import EngineConfig, SamplingConfig
+    from nemo_specrl.drafting import make_drafter
     from nemo_specrl.rollout.vllm import arguments, draft_folder
 
     served = draft_folder.build(Path(job["model"]), Path(job["head"]), Path(job["work"]), layout=job["layout"])
-    drafter = DrafterConfig(method="mtp", num_draft_tokens=job["k"])
+    drafter = make_drafter(DrafterConfig(method="mtp", num_draft_tokens=job["k"]))
     config = EngineConfig(dtype="fp32", kv_cache_gib=0.125)
     llm = vllm.LLM(
         **arguments.llm_arguments(

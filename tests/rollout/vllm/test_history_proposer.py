@@ -14,12 +14,12 @@ from nemo_specrl.config.drafter import DrafterConfig
 from nemo_specrl.config.engine import EngineConfig, SamplingConfig
 from nemo_specrl.contracts.engine import Completion, GenerationRequest
 from nemo_specrl.drafting import make_drafter
-from nemo_specrl.rollout.generator import RolloutBatch, RolloutGenerator
+from nemo_specrl.rollout.generator import RolloutBatch
 from nemo_specrl.rollout.vllm import drafters
 from nemo_specrl.rollout.vllm.history_proposer import HistoryProposer
 from nemo_specrl.speculation.cache import RolloutCache
 from nemo_specrl.types import Prompt, Rollout, prompt_key
-from tests.rollout.toy import ToyPolicy
+from tests.rollout.toy import ToyPolicy, toy_generator
 
 PROMPT = [90, 91, 92]
 EAGER = DrafterConfig("history", num_draft_tokens=4, min_probability=0.01, max_active=10_000, min_gain=0.0)
@@ -158,10 +158,7 @@ def test_what_reuse_cuts_off_becomes_draft_material(tiny_llama: Path, tmp_path: 
     with engine(tiny_llama, tmp_path / "log", 0.01, config, slots=4) as made:  # type: ignore[attr-defined]
 
         def step(epoch: int) -> RolloutBatch:
-            model = ToyPolicy(np.eye(128), 1)  # `random` never asks the policy
-            draw = RolloutGenerator(
-                run, model, made, cache, eos_token_ids=[1], share=lambda d: d, share_batch=lambda b: b
-            )
+            draw = toy_generator(run, ToyPolicy(np.eye(128), 1), made, cache)  # `random` never asks the policy
             return draw.rollouts(prompts, step=epoch, epoch=epoch, version=0)
 
         first = step(1)
